@@ -1,0 +1,64 @@
+# make demo: run the quick-start notebook in a real kernel and show what the guard did
+# make lab:  open JupyterLab on it
+# make test: lint, types and all tests, in environments that it makes itself
+# make bench: every promised figure, side by side with plain torch
+
+PYTHON ?= python3
+VENV := .venv
+VENV6 := .venv-ipykernel6
+TORCH ?= torch==2.13.0
+
+# environments are made side by side
+MAKEFLAGS += --jobs=2
+
+.PHONY: demo lab test bench lint chromium clean
+
+$(VENV)/demo-ready: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV)/bin/python -m pip install --quiet -e ".[demo]"
+	touch $@
+
+$(VENV)/dev-ready: $(VENV)/demo-ready setup.cfg
+	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+# many of the tests once more with the oldest series that are supported; torch is the same
+OLDEST := "ipykernel==6.29.*" "ipython==8.18.*" "ipywidgets==8.0.*" "traitlets==5.9.*" "psutil==5.9.*" "cloudpickle==3.0.*"
+$(VENV6)/oldest-ready: setup.cfg
+	$(PYTHON) -m venv $(VENV6)
+	$(VENV6)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV6)/bin/python -m pip install --quiet $(OLDEST)
+	touch $@
+
+# after the other one: both write into the same folder
+$(VENV6)/ready: $(VENV6)/oldest-ready | $(VENV)/dev-ready
+	$(VENV6)/bin/python -m pip install --quiet $(OLDEST) -e .
+	touch $@
+
+demo: $(VENV)/demo-ready
+	$(VENV)/bin/python notebooks/run.py notebooks/quickstart.ipynb
+
+lab: $(VENV)/demo-ready
+	$(VENV)/bin/jupyter lab notebooks/quickstart.ipynb
+
+lint: $(VENV)/dev-ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+# the browser of the tests; Playwright's own is not needed
+chromium:
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || { \
+	  echo "installing Chromium with apt-get"; as_root=$$(test $$(id -u) = 0 || echo sudo); \
+	  $$as_root apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive $$as_root apt-get -qq install -y --no-install-recommends chromium chromium-driver > /dev/null; }
+
+test: lint $(VENV6)/ready chromium
+	LOADERGUARD_IPYKERNEL6_PYTHON=$(CURDIR)/$(VENV6)/bin/python $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+bench: $(VENV)/dev-ready chromium
+	$(VENV)/bin/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) $(VENV6) build dist *.egg-info

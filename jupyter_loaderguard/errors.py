@@ -1,0 +1,81 @@
+"""What the guard raises or warns with."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class LoaderGuardError(RuntimeError):
+    """Tell that a request to the guard cannot be met; the message says why.
+
+    >>> from jupyter_loaderguard import guard
+    >>> with guard(grace_seconds=-1):
+    ...     pass
+    Traceback (most recent call last):
+    jupyter_loaderguard.errors.LoaderGuardError: grace_seconds must be a number of seconds from 0 to 3600, not -1
+    """
+
+
+class LoaderStalled(LoaderGuardError):
+    """Tell that a batch did not come within `stall_seconds`.
+
+    >>> import time
+    >>> from torch.utils.data import DataLoader
+    >>> from jupyter_loaderguard import guard
+    >>> class Slow(list):
+    ...     def __getitem__(self, index):
+    ...         time.sleep(60 if index == 3 else 0)
+    ...         return index
+    >>> try:
+    ...     with guard(stall_seconds=0.5, on_stall="raise"):
+    ...         batches = list(DataLoader(Slow(range(8)), num_workers=2))
+    ... except LoaderStalled as stalled:
+    ...     print(stalled.worker_id, stalled.index, "in __getitem__" in stalled.stack)
+    1 3 True
+    """
+
+    def __init__(
+        self,
+        message: str,
+        worker_id: int | None = None,
+        pid: int | None = None,
+        index: Any = None,
+        seconds: float = 0.0,
+        stack: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.worker_id = worker_id
+        """The worker that is late; None if the kernel itself loads the samples."""
+        self.pid = pid
+        self.index = index
+        """The sample that it is on; its number in the worker's stream for an iterable dataset."""
+        self.seconds = seconds
+        """How long the loop had waited."""
+        self.stack = stack
+        """The Python stack of the late worker, most recent call first."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.worker_id, self.pid, self.index, self.seconds, self.stack)
+        return type(self), (self.args[0], *fields)
+
+
+class LoaderGuardWarning(UserWarning):
+    """Tell that the guard itself is limited, e.g. by an unknown torch.
+
+    >>> issubclass(LoaderGuardWarning, UserWarning)
+    True
+    """
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error of the user's; before Python 3.11 it becomes part of the message."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+
+
+def warn_limited(text: str) -> None:
+    """Say in a line that the guard itself is limited; loaders go on working."""
+    warnings.warn(f"loaderguard: {text}.", LoaderGuardWarning, stacklevel=5)

@@ -1,0 +1,1 @@
+"""The guard in IPython: the only room that imports it."""

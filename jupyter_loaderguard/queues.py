@@ -1,0 +1,196 @@
+"""Python's multiprocessing queues and events, from the inside: reading without hanging, closing without waiting.
+
+The only room that touches private names of multiprocessing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from queue import Empty
+from typing import Any
+
+CAN_POLL = hasattr(select, "poll")
+"""Not on Windows."""
+PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
+LOCK_SECONDS = 0.1
+"""How long to wait for a lock that a dead process may hold for ever, or for a thread on its way out."""
+
+
+class Inbox:
+    """The reading end of a queue's pipe: reads whole messages, and never blocks on half of one.
+
+    A process that is killed in the midst of its write leaves half a message; `Queue.get` would wait
+    for the other half for ever. What was read stays here if the wait for the rest raises.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self._bytes = bytearray()
+        self.fd: int = queue._reader.fileno()
+        self._poll: Any = None
+
+    def read(self, await_more: Callable[[], None]) -> Any:
+        """Return the next object; to be called when the pipe is readable, as it is after each `await_more`."""
+        self._fill(4, await_more)
+        start, size = 4, struct.unpack_from("!i", self._bytes)[0]
+        if size == -1:  # the length does not fit into 31 bits
+            self._fill(12, await_more)
+            start, size = 12, struct.unpack_from("!Q", self._bytes, 4)[0]
+        self._fill(start + size, await_more)
+        message, self._bytes = memoryview(self._bytes)[start:], bytearray()
+        self._queue._sem.release()
+        return ForkingPickler.loads(message)
+
+    def get(self, timeout: float) -> Any:
+        """Return the next object, as `Queue.get` does for a queue that nobody else reads."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.fd, select.POLLIN)
+        if not self._poll.poll(timeout * 1000):
+            raise Empty
+        return self.read(self._await_more)
+
+    def _await_more(self) -> None:
+        assert self._poll is not None
+        self._poll.poll()
+
+    def _fill(self, size: int, await_more: Callable[[], None]) -> None:
+        while len(self._bytes) < size:
+            if self._bytes and size > PIPE_BUF:  # a shorter message was written at once: the rest is there
+                await_more()
+            data = os.read(self.fd, size - len(self._bytes))
+            if not data:
+                raise EOFError("the workers' pipe is closed")
+            self._bytes += data
+
+
+def set_event(event: Any) -> bool:
+    """Set an event, unless a dead process holds its lock for ever."""
+    condition = getattr(event, "_cond", None)
+    if condition is not None:
+        if not condition.acquire(True, LOCK_SECONDS):
+            return False
+        condition.release()
+    event.set()
+    return True
+
+
+def can_put(queue: Any) -> bool:
+    """Tell whether something put into a queue will be sent: a dead process may hold its lock for ever."""
+    if queue._wlock is None:
+        return True
+    if not queue._wlock.acquire(True, LOCK_SECONDS):
+        return False
+    queue._wlock.release()
+    return True
+
+
+def unlock(condition: Any) -> None:
+    """Release a lock that an interrupt has left locked.
+
+    Python raises KeyboardInterrupt also between the taking of a lock and the `with` block that gives it back, as
+    in `Queue.put`; the next put, the close and the queue's own thread would then wait for ever. Whoever works with
+    the queue holds the lock for moments only.
+    """
+    condition.acquire(True, LOCK_SECONDS)
+    condition.release()
+
+
+def put_last(queue: Any, item: Any) -> None:
+    """Put something small into a queue, also if the collector has finished the queue's thread already."""
+    unlock(queue._notempty)
+    feeder = getattr(queue, "_close", None)
+    if feeder is None or feeder.still_active():
+        queue.put(item)
+        return
+    if queue._wlock is None or queue._wlock.acquire(True, LOCK_SECONDS):
+        try:
+            if is_ready(queue._writer.fileno(), select.POLLOUT):
+                queue._writer.send_bytes(ForkingPickler.dumps(item))
+        except OSError:  # the collector has closed the pipe as well
+            return
+        finally:
+            if queue._wlock is not None:
+                queue._wlock.release()
+
+
+def close(queue: Any) -> None:
+    """Close a queue and see its feeder thread end, which may sit on a full pipe that nobody reads."""
+    unlock(queue._notempty)
+    queue.cancel_join_thread()
+    thread = getattr(queue, "_thread", None)
+    if thread is None or not thread.is_alive() or thread.ident == threading.get_ident():
+        queue.close()
+        return
+    reader = os.dup(queue._reader.fileno())  # the feeder closes its own, and the number may be used again at once
+    try:
+        _dismiss_feeder(queue)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(0.002)
+            while is_ready(reader, select.POLLIN) and os.read(reader, 65536):
+                continue
+    finally:
+        os.close(reader)
+
+
+def _dismiss_feeder(queue: Any) -> None:
+    """Tell the feeder thread to end, also if an interrupt hit between its start and the making of its end."""
+    is_complete = queue._close is not None
+    queue.close()
+    if not is_complete:
+        queue._finalize_close(queue._buffer, queue._notempty)
+
+
+def is_ready(fd: int, events: int) -> bool:
+    """Tell whether a descriptor can be read or written now (poll: select stops at descriptor 1023)."""
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(0))
+
+
+def on_unsent(queue: Any, note: Callable[[Exception, Any], None]) -> None:
+    """Have it noted when the queue's thread cannot send an item: Python prints a traceback and drops the item."""
+    print_error = getattr(queue, "_on_queue_feeder_error", None)
+    if print_error is None:
+        return
+
+    def handle(error: Exception, item: Any) -> None:
+        print_error(error, item)
+        try:
+            note(error, item)
+        except Exception as failure:  # noqa: BLE001 - the queue's thread must go on
+            print_error(failure, item)
+
+    queue._on_queue_feeder_error = handle
+
+
+def semaphore_names(holder: Any) -> set[str]:
+    """Return the names of the semaphores in a queue, or in an event and its condition."""
+    holders = [holder, getattr(holder, "_cond", None)]
+    parts = [part for one in holders if one is not None for part in vars(one).values()]
+    locks = [getattr(part, "_semlock", None) for part in parts]
+    return {lock.name for lock in locks if lock is not None and lock.name}
+
+
+def passed_descriptors() -> list[int]:
+    """Return the descriptors that the process which is being started gets, as they are noted while it is pickled."""
+    from multiprocessing.context import get_spawning_popen
+
+    popen = get_spawning_popen()
+    return getattr(popen, "_fds", [])
+
+
+def start_method(process: Any) -> str | None:
+    """Return how a process, or those of a class, are started: fork, spawn or forkserver."""
+    import multiprocessing
+
+    kind = process if isinstance(process, type) else type(process)
+    method: str | None = getattr(kind, "_start_method", None)
+    return method or multiprocessing.get_start_method(allow_none=True)

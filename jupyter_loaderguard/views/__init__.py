@@ -1,0 +1,1 @@
+"""Drawings of what model.py holds; they know nothing else."""
