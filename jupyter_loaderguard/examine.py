@@ -198,6 +198,8 @@ class Examiner:
             )
         where = f", at batch{''.join(f'[{step}]' for step in place)}" if place else ""
         advice = "Let __getitem__ and collate_fn return what pickle can send: tensors, arrays, numbers, strings."
+        if unsent["is_short"]:
+            advice = _FILES_ADVICE
         return "done, but its batch could not be sent", f"{error}{where}", advice, (index, words)
 
     def _shm_figures(self, batch_bytes: int, error: str) -> str:
@@ -305,6 +307,10 @@ class Examiner:
 _SHM_ADVICE = (
     "Give the container more shared memory (docker run --shm-size=…), or use fewer workers, a smaller prefetch_factor "
     "or smaller batches."
+)
+_FILES_ADVICE = (
+    "Fewer tensors per batch, a smaller prefetch_factor, torch.multiprocessing.set_sharing_strategy('file_system') "
+    "before the loader starts; or a higher limit, ulimit -n."
 )
 
 

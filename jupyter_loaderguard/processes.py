@@ -24,7 +24,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 LINUX = sys.platform.startswith("linux")
 KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -33,7 +33,11 @@ TERM_SECONDS = 0.3
 """Between SIGTERM and SIGKILL. torch's SIGTERM handler is in C and needs 0.03 s even with the GIL held."""
 KILL_SECONDS = 2.0
 """How long to wait for SIGKILL to take effect; a process in state D may take for ever."""
+FEW_DESCRIPTORS = 10
+"""As many as torch itself tries to get before it says that there are too few."""
+SPARE_DESCRIPTORS = 64
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _SIGNAL_LINES = ("SigPnd:", "ShdPnd:", "SigBlk:")
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped", "I": "sleeping"}
 
@@ -285,6 +289,10 @@ def children_of(pid: int) -> list[int]:
         texts = [_read(f"/proc/{pid}/task/{task}/children") for task in tasks]
     except FileNotFoundError:  # not Linux, or a Linux without this file, or the process is gone
         return _children_by_psutil(pid)
+    except OSError as error:
+        if error.errno not in _NO_DESCRIPTOR:
+            raise
+        return []  # nothing can be read any more; the process itself can still be ended
     return [int(child) for text in texts for child in text.split()]
 
 
@@ -538,6 +546,40 @@ def descriptor_limits() -> tuple[int, int]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (0 if soft == resource.RLIM_INFINITY else soft), hard
+
+
+@contextlib.contextmanager
+def spare_descriptors() -> Iterator[None]:
+    """Let this process open some more files than it may, while it stops workers; where the system allows that.
+
+    Who keeps batches until no file can be opened any more wants the workers, and what they started, gone all the same.
+    """
+    limit, hard = descriptor_limits()
+    more = limit + SPARE_DESCRIPTORS if hard < 0 else min(limit + SPARE_DESCRIPTORS, hard)  # below 0: endless
+    if not limit or more <= limit or not is_short_of_descriptors():
+        yield
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def is_short_of_descriptors() -> bool:
+    """Tell whether this process cannot open a few more files: it has reached its limit, or the machine its own."""
+    taken: list[int] = []
+    try:
+        while len(taken) < FEW_DESCRIPTORS:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in _NO_DESCRIPTOR
+    finally:
+        for fd in taken:
+            os.close(fd)
+    return False
 
 
 def socket_ends(pid: int, fd: int) -> tuple[object, object] | None:

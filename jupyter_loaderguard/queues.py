@@ -128,7 +128,11 @@ def close(queue: Any) -> None:
     if thread is None or not thread.is_alive() or thread.ident == threading.get_ident():
         queue.close()
         return
-    reader = os.dup(queue._reader.fileno())  # the feeder closes its own, and the number may be used again at once
+    try:
+        reader = os.dup(queue._reader.fileno())  # the feeder closes its own, and the number may be used again at once
+    except OSError:  # no more files can be opened: then the feeder ends when the pipe does
+        _dismiss_feeder(queue)
+        return
     try:
         _dismiss_feeder(queue)
         deadline = time.monotonic() + LOCK_SECONDS

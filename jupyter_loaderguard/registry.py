@@ -747,13 +747,14 @@ class Registry:
         for record, _ in claimed:
             record.close_accounts()
         try:
-            family = processes.descendants(handles)  # before any worker can leave them behind
-            for record, iterator in claimed:
-                if iterator is not None and record.workers:
-                    record.control.ask_to_leave(iterator)
-            how, descendants = processes.stop(handles, grace_seconds, hurry, family)
-            for record, iterator in claimed:
-                self._clear_away(record, iterator)
+            with processes.spare_descriptors():
+                family = processes.descendants(handles)  # before any worker can leave them behind
+                for record, iterator in claimed:
+                    if iterator is not None and record.workers:
+                        record.control.ask_to_leave(iterator)
+                how, descendants = processes.stop(handles, grace_seconds, hurry, family)
+                for record, iterator in claimed:
+                    self._clear_away(record, iterator)
         except BaseException:
             self.records.update({record.loader_id: record for record, _ in claimed if record.alive()})
             raise

@@ -6,15 +6,19 @@ This runs for every batch and every sample, hence the plain style: no calls that
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..processes import is_short_of_descriptors
 from ..queues import CAN_POLL, Inbox, on_unsent
 from ..samples import Manner
 from .slot import IDLE, IN_EPOCH, LOADING, PHASE, POSITION, SINCE, UNSENT, Slot
 
 _LONGEST_TEXT = 600
+_TOO_MANY = os.strerror(errno.EMFILE)
 NEVER = float("inf")
 
 
@@ -137,11 +141,16 @@ class UnsentBatches:
 def describe_unsent(task: int, error: Exception, data: Any) -> dict[str, Any]:
     """Say which batch could not be sent, why, which part of it is at fault, and how large it is."""
     is_full = "No space left on device" in str(error)  # torch raises it as a RuntimeError
-    path = None if is_full else find_unsendable(data)
+    is_short = _TOO_MANY in str(error) or (isinstance(error, OSError) and is_short_of_descriptors())
+    words = f"{type(error).__name__}: {error}"
+    if is_short and _TOO_MANY not in words:  # Python then says "No usable temporary directory found"
+        words = f"OSError: [Errno {errno.EMFILE}] {_TOO_MANY}, which came as {words}"
+    path = None if is_full or is_short else find_unsendable(data)
     return {
         "task": task,
-        "error": f"{type(error).__name__}: {error}"[:_LONGEST_TEXT],
+        "error": words[:_LONGEST_TEXT],
         "is_full": is_full,
+        "is_short": is_short,
         "sizes": _sizes_along(data, path or []),
         "place": [step if isinstance(step, int) else repr(step)[:40] for step in path] if path is not None else None,
         "bytes": bytes_of(data),

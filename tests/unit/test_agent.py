@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import errno
 import functools
 import multiprocessing
 import os
 import pickle
+import resource
 import threading
 from typing import Any
 
@@ -107,6 +109,26 @@ def test_the_stack_part_can_be_used_again_and_again() -> None:
 )
 def test_the_part_that_cannot_be_sent_is_found(data: Any, place: list[Any] | None) -> None:
     assert describe_unsent(3, TypeError("no"), data)["place"] == place
+
+
+@pytest.mark.parametrize(
+    ("is_short", "words"),
+    [
+        (False, "FileNotFoundError: [Errno 2] No usable temporary directory"),
+        (True, "OSError: [Errno 24] Too many open files, which came as FileNotFoundError: [Errno 2] No usable"),
+    ],
+)
+def test_a_worker_that_can_open_no_file_says_so_where_python_does_not(is_short: bool, words: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    error = FileNotFoundError(errno.ENOENT, "No usable temporary directory")
+    if is_short:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        found = describe_unsent(3, error, [1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found["error"].startswith(words)
+    assert found["is_short"] is is_short
 
 
 def test_the_bytes_of_a_batch_are_counted() -> None:

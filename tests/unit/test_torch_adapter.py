@@ -556,3 +556,23 @@ def test_a_dataset_that_travels_in_a_list_is_found_and_handed_on() -> None:
     fitted(loop)(1, ["the dataset"], worker_id=5)
     assert seen == [(1, "the dataset", number) for number in (3, 4, 5)]
     assert fitted(KNOWN_LOOP) is KNOWN_LOOP or "dataset_holder" in KNOWN_LOOP.__code__.co_varnames
+
+
+@pytest.mark.parametrize(
+    ("hard", "where", "caught"),
+    [
+        (200, "body", "ValueError: mine"),
+        (200, "wait", "OSError: [Errno 24] Too many open files"),
+        (400, "wait", "OSError: [Errno 24] Too many open files"),
+        (400, "children", "ValueError: mine"),
+    ],
+)
+def test_c7_workers_are_stopped_also_when_no_file_can_be_opened(
+    hard: int, where: str, caught: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.programs.exhausted", str(hard), where, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said, left = done.stdout.splitlines()
+    assert said.startswith(caught)
+    assert left == "[] [] True"
+    assert "LoaderGuard" not in done.stderr

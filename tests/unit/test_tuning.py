@@ -36,6 +36,7 @@ from jupyter_loaderguard.views import curve
 from tests.programs import paces
 from tests.programs.datasets import Quick, Stream, Stuck
 
+pytestmark = pytest.mark.quiet
 CPUS = machine.usable_cpus()
 needs_two = pytest.mark.skipif(CPUS < 2, reason="one CPU: there is nothing to choose")
 
