@@ -8,7 +8,8 @@ from . import ledger
 from .entries import KernelEntry, LoaderEntry, WorkerEntry
 from .orphans import STRANGE_PROC, Look
 from .population import Census, KernelLoader, KernelState, KernelWorker, Orphan
-from .processes import has_own_proc, is_alive, resident_bytes, state_of
+from .processes import has_own_proc, is_alive, state_of
+from .usage import resident_bytes
 
 
 def take() -> Census:

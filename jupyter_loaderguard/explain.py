@@ -8,7 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 
-from . import machine, processes
+from . import machine, usage
 from .errors import LoaderStalled
 from .model import Card, Failure
 from .registry import Record, registry
@@ -157,12 +157,12 @@ def _too_many_files(error: BaseException, message: str) -> Card | None:
     if _is_of_worker(error):
         return Card(
             "a worker has too many files open",
-            (f"a process may have {processes.descriptor_limits()[0]:,} open (RLIMIT_NOFILE of the kernel)",),
+            (f"a process may have {usage.descriptor_limits()[0]:,} open (RLIMIT_NOFILE of the kernel)",),
             "close what __getitem__ opens: with open(...) as file; or a higher limit, ulimit -n",
         )
     kept = "each tensor from a worker holds a descriptor until it is freed: batches that you keep hold theirs"
     facts = [kept]
-    used, limit = processes.descriptor_count(os.getpid()), processes.descriptor_limits()[0]
+    used, limit = usage.descriptor_count(os.getpid()), usage.descriptor_limits()[0]
     if used is not None and limit:
         facts.insert(0, f"the kernel has {used:,} descriptors open, its limit is {limit:,}")
     return Card(

@@ -102,7 +102,7 @@ def guard(
     holder = object()
     activate(holder)
     try:
-        run, failed = Run(grace, keep, refresh, stall, reaction, allowance), True
+        run, failed = Run(registry, grace, keep, refresh, stall, reaction, allowance), True
         try:
             yield run
             failed = False

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import processes
+from . import usage
 from .model import MachineState
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -47,7 +47,7 @@ def usable_cpus() -> int:
 
 def _memory() -> tuple[int, int]:
     """Return the bytes of memory that there are and that are available; of the container, if it has a limit."""
-    whole, available = processes.system_memory()
+    whole, available = usage.system_memory()
     total = whole
     for group in _groups("memory"):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")

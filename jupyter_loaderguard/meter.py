@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from . import processes
+from . import usage
 from .model import LoaderState, Snapshot, WorkerState
 from .registry import registry
 
@@ -67,7 +67,7 @@ class Meter:
             at,
             {loader.loader_id: loader for loader in now.loaders},
             {worker.pid: worker.samples for worker in alive},
-            {worker.pid: processes.cpu_seconds(worker.pid) for worker in alive},
+            {worker.pid: usage.cpu_seconds(worker.pid) for worker in alive},
         )
         self._curves = {key: curve for key, curve in self._curves.items() if key in look.loaders}
         measured = tuple(self._loader(loader, look) for loader in now.loaders)
@@ -94,7 +94,7 @@ class Meter:
         worker = replace(
             worker,
             private_bytes=self._private_bytes(worker.pid),
-            descriptors=processes.descriptor_count(worker.pid),
+            descriptors=usage.descriptor_count(worker.pid),
         )
         past = next((one for one in self._looks if worker.pid in one.cpu), None)
         if past is None:
@@ -118,11 +118,11 @@ class Meter:
             self._next_memory = since + (time.perf_counter() - since) / MEMORY_SHARE
 
     def _walk(self, pid: int) -> None:
-        self._memory[pid] = processes.private_bytes(pid), processes.anonymous_bytes(pid)
+        self._memory[pid] = usage.private_bytes(pid), usage.anonymous_bytes(pid)
 
     def _private_bytes(self, pid: int) -> int | None:
         """Return what a worker had at the last look, and what it has got for itself since, which is quickly asked."""
         if pid not in self._memory:
             return None
         private, anonymous = self._memory[pid]
-        return max(0, private + processes.anonymous_bytes(pid) - anonymous)
+        return max(0, private + usage.anonymous_bytes(pid) - anonymous)

@@ -43,12 +43,12 @@ from .processes import (
     name_of,
     owner_of,
     reap_for_good,
-    resident_bytes,
     start_mark,
     start_time,
     state_of,
     status_of,
 )
+from .usage import resident_bytes
 
 NAME = "pt_data_work"
 """How torch's name begins; the guard adds the worker's number, and a name has 15 bytes."""

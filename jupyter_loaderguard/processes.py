@@ -24,7 +24,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 LINUX = sys.platform.startswith("linux")
 KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -33,11 +33,8 @@ TERM_SECONDS = 0.3
 """Between SIGTERM and SIGKILL. torch's SIGTERM handler is in C and needs 0.03 s even with the GIL held."""
 KILL_SECONDS = 2.0
 """How long to wait for SIGKILL to take effect; a process in state D may take for ever."""
-FEW_DESCRIPTORS = 10
-"""As many as torch itself tries to get before it says that there are too few."""
-SPARE_DESCRIPTORS = 64
 
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _SIGNAL_LINES = ("SigPnd:", "ShdPnd:", "SigBlk:")
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped", "I": "sleeping"}
 
@@ -60,7 +57,7 @@ def _is_own_proc(pid: int) -> bool:
 def start_mark(pid: int) -> str | None:
     """Return the start time of a process as an exact text, or None if there is no such process."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_of(pid)
         return fields[19] if fields else None
     import psutil
 
@@ -73,7 +70,7 @@ def start_mark(pid: int) -> str | None:
 def is_alive(pid: int, mark: str) -> bool:
     """Tell whether the process with this start mark runs; to look at it only, a Handle is for more."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_of(pid)
         return fields is not None and fields[19] == mark and fields[0] in _STATES
     return start_mark(pid) == mark and _state_by_psutil(pid) != "dead"
 
@@ -94,21 +91,21 @@ def is_gone(pid: int, mark: str) -> bool:
 def state_of(pid: int) -> str:
     """Say in a word what the system thinks of a process."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_of(pid)
         return _STATES.get(fields[0], "dead") if fields else "dead"
     return _state_by_psutil(pid)
 
 
 def lineage_of(pid: int) -> tuple[int, int, int] | None:
     """Return the parent, the process group and the session of a process (Linux)."""
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return (int(fields[1]), int(fields[2]), int(fields[3])) if fields else None
 
 
 def start_time(pid: int) -> float:
     """Return when a process started, in seconds since the epoch; now, if there is no such process."""
     if LINUX:
-        fields = _stat(pid)
+        fields = stat_of(pid)
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
         return time.time() - age
     import psutil
@@ -119,7 +116,7 @@ def start_time(pid: int) -> float:
         return time.time()
 
 
-def _stat(pid: int) -> list[str] | None:
+def stat_of(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from `state` on; None for a process that is not there."""
     try:
         return _read_stat(pid)
@@ -174,7 +171,7 @@ class Handle:
     def state(self) -> str:
         """Say in a word what the system thinks of it."""
         if LINUX:
-            fields = _stat(self.pid)
+            fields = stat_of(self.pid)
             if fields is None or fields[19] != self.mark:
                 return "dead"
             return _STATES.get(fields[0], "dead")
@@ -227,7 +224,7 @@ def owner_of(pid: int) -> int | None:
 def status_of(pid: int) -> dict[str, str]:
     """Return the lines of /proc/PID/status by their names; none if it is gone, or if this is not Linux."""
     try:
-        lines = _read(f"/proc/{pid}/status").splitlines() if has_own_proc() else []
+        lines = read(f"/proc/{pid}/status").splitlines() if has_own_proc() else []
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -286,11 +283,11 @@ def children_of(pid: int) -> list[int]:
         return []
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-        texts = [_read(f"/proc/{pid}/task/{task}/children") for task in tasks]
+        texts = [read(f"/proc/{pid}/task/{task}/children") for task in tasks]
     except FileNotFoundError:  # not Linux, or a Linux without this file, or the process is gone
         return _children_by_psutil(pid)
     except OSError as error:
-        if error.errno not in _NO_DESCRIPTOR:
+        if error.errno not in NO_DESCRIPTOR:
             raise
         return []  # nothing can be read any more; the process itself can still be ended
     return [int(child) for text in texts for child in text.split()]
@@ -300,7 +297,7 @@ def name_of(pid: int) -> str:
     """Return the short name of a process."""
     if LINUX:
         try:
-            return _read(f"/proc/{pid}/comm").strip()
+            return read(f"/proc/{pid}/comm").strip()
         except OSError:
             return "?"
     import psutil
@@ -322,7 +319,8 @@ def _children_by_psutil(pid: int) -> list[int]:
         return []
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """Return the text of one of the system's files."""
     with open(path, errors="replace") as file:  # a process can call itself anything
         return file.read()
 
@@ -449,137 +447,11 @@ def has_signal_under_way(pid: int, signum: int) -> bool:
     """Tell whether a signal waits for a process or is being handled by its main thread (Linux)."""
     bit = 1 << (signum - 1)
     try:
-        lines = _read(f"/proc/{pid}/status").splitlines()
+        lines = read(f"/proc/{pid}/status").splitlines()
     except OSError:  # gone
         return False
     masks = [line.split()[1] for line in lines if line.startswith(_SIGNAL_LINES)]
     return any(int(mask, 16) & bit for mask in masks)
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, 0 if it is gone."""
-    if LINUX:
-        try:
-            return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):  # gone, or a zombie without memory
-            return 0
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Return the memory of a process that is no file's and not /dev/shm's, 0 if it is gone or that is not known."""
-    try:
-        _, resident, shared = map(int, _read(f"/proc/{pid}/statm").split()[:3])
-    except (OSError, ValueError):
-        return 0
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-
-
-def private_bytes(pid: int) -> int:
-    """Return the memory that ends with this process: pages that it shares are not counted."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except psutil.Error:
-        return 0
-
-
-def system_memory() -> tuple[int, int]:
-    """Return the bytes of memory that the machine has, and those that are available."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available
-
-
-def count_preemptions() -> int:
-    """Return how often this process was taken off a CPU that it wanted to keep; 0 where that is not counted."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used, 0 if it is gone."""
-    if LINUX:
-        fields = _stat(pid)
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
-    import psutil
-
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
-
-
-def scheduled_seconds(pid: int) -> float | None:
-    """Return the CPU time that the main thread of a process wanted: what it got, and its wait for a CPU (Linux)."""
-    try:
-        got, waited, _ = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
-    except (OSError, ValueError):  # gone, or the system does not count
-        return None
-    return (int(got) + int(waited)) / 1e9
-
-
-def descriptor_count(pid: int) -> int | None:
-    """Return how many files a process has open, where that can be counted."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # not Linux, or gone
-        return None
-
-
-def descriptor_limits() -> tuple[int, int]:
-    """Return how many files this process may have open, and to how many it may raise that; 0 for no limit."""
-    if sys.platform == "win32":
-        return 0, 0
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (0 if soft == resource.RLIM_INFINITY else soft), hard
-
-
-@contextlib.contextmanager
-def spare_descriptors() -> Iterator[None]:
-    """Let this process open some more files than it may, while it stops workers; where the system allows that.
-
-    Who keeps batches until no file can be opened any more wants the workers, and what they started, gone all the same.
-    """
-    limit, hard = descriptor_limits()
-    more = limit + SPARE_DESCRIPTORS if hard < 0 else min(limit + SPARE_DESCRIPTORS, hard)  # below 0: endless
-    if not limit or more <= limit or not is_short_of_descriptors():
-        yield
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def is_short_of_descriptors() -> bool:
-    """Tell whether this process cannot open a few more files: it has reached its limit, or the machine its own."""
-    taken: list[int] = []
-    try:
-        while len(taken) < FEW_DESCRIPTORS:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in _NO_DESCRIPTOR
-    finally:
-        for fd in taken:
-            os.close(fd)
-    return False
 
 
 def socket_ends(pid: int, fd: int) -> tuple[object, object] | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from . import interrupts, processes
+from . import interrupts, usage
 from .errors import LoaderGuardWarning, LoaderStalled, warn_limited
 from .model import Stall
 from .registry import BATCH, BEGAN, END, RETRIED, Record, forget_stall, registry, take_verdict
@@ -296,7 +296,7 @@ class _Moment:
 
     wall: float = field(default_factory=time.perf_counter)
     cpu: float = field(default_factory=time.process_time)
-    preempted: int = field(default_factory=processes.count_preemptions)
+    preempted: int = field(default_factory=usage.count_preemptions)
 
     def has_run_since(self, earlier: _Moment, seconds: float) -> bool:
         """Tell whether this process ran, or wanted to, for most of so many seconds."""

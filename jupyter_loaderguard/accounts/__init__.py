@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from .. import machine, processes
+from .. import machine, usage
 from ..timing import LoaderTime
 from .account import Account
 from .curve import BINS
@@ -155,7 +155,7 @@ class Accounts:
             return
         used = [record for record in self._records if record.batches > self._older.get(record, -1)]
         workers = [worker for record in used for worker in record.alive()]
-        self.peak_bytes = max(self.peak_bytes, sum(processes.private_bytes(worker.pid) for worker in workers))
+        self.peak_bytes = max(self.peak_bytes, sum(usage.private_bytes(worker.pid) for worker in workers))
         usual = self._refresh_seconds if self.peak_bytes else FIRST_LOOK_SECONDS
         took = perf_counter() - now
         self._next_memory = now + took + max(usual, LOOK_SHARE * took)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import processes
+from .. import usage
 from ..timing import WorkerTime
 from ..worker.slot import LOADING, Progress
 from .curve import Curve
@@ -84,7 +84,7 @@ class Lanes:
 
     def _look_at_cpu(self, lane: _Lane, seen: _Seen, pid: int) -> None:
         """Tell computing from waiting, in the time in which a worker had a task."""
-        wanted = processes.scheduled_seconds(pid)
+        wanted = usage.scheduled_seconds(pid)
         if wanted is None:
             return
         if seen.scheduled is not None:

@@ -208,7 +208,7 @@ class Extension:
         on_stall = options.on_stall or registry.on_stall
         with interrupts.held():  # a run that has begun is known to its cell, which ends it
             self._options[cell] = options
-            cell.run = Run(grace, options.keep, registry.refresh_seconds, stall, on_stall, options.allowance)
+            cell.run = Run(registry, grace, options.keep, registry.refresh_seconds, stall, on_stall, options.allowance)
             if self.configuration.widget and not options.no_widget and can_show(self.shell):
                 live = LiveDisplay(self.shell)
                 live.show()

@@ -18,8 +18,9 @@ from ..worker.slot import CAN_SHARE, LOCKS, Slot
 from ..worker.threads import find_pools
 from . import progress
 from .ending import RECORD, control, forget_pids, length_of, measure
-from .mending import note_refusal, take_up
+from .mending import note_refusal
 from .recipe import RECIPE, CannotTravel, Recipe
+from .skipping import take_up
 
 USERS = ("dataset", "collate_fn", "init_fn", "worker_state")
 """Arguments of a worker's loop that are the user's own; the last one is torchdata's."""

@@ -18,7 +18,7 @@ from ..worker.observed import ObservedTasks, UnsentBatches
 from ..worker.slot import CAPS, LOCKS, Slot
 from ..worker.threads import Caps, Pool, find_pools
 from . import failures
-from .mending import Stated
+from .streams import Stated
 
 HOLDER = "dataset_holder"
 """Since torch 2.14 its loop takes the dataset in a list, and empties the list."""

@@ -169,3 +169,24 @@ def send(iterator: Any, record: Record, task: int) -> None:
         record.sent[task] = keys
     worker = iterator._task_info[task][0]
     iterator._index_queues[worker].put((task, record.carry(keys) if record.carry is not None else keys))
+
+
+def why_not(iterator: Any, record: Record) -> str | None:
+    """Say why the workers of this loader cannot be replaced, nor its samples left out; None if they can."""
+    if RECIPE not in vars(iterator):
+        return "its workers were started before the guard"
+    if type(iterator).__module__.startswith("torchdata."):
+        return "torchdata's StatefulDataLoader keeps the state of its workers itself: resume from its state_dict()"
+    if any(task not in record.sent for task, info in list(iterator._task_info.items()) if len(info) == 1):
+        return "its batches were asked for before the guard"
+    if record.manner.is_iterable and not record.keeps_state:
+        has_state = all(hasattr(iterator._dataset, name) for name in ("state_dict", "load_state_dict"))
+        what = (
+            "was started without retry"
+            if has_state
+            else "is an iterable dataset without state_dict() and load_state_dict()"
+        )
+        return (
+            f"{record.dataset} {what}: which samples of its stream had been delivered cannot be known by a new worker"
+        )
+    return None

@@ -18,8 +18,9 @@ from ..interrupts import WaitBroken
 from ..registry import BATCH, BEGAN, END, ERROR, Record, registry
 from .deaths import WorkersFailed, raise_if_failed
 from .ending import RECORD, detach
-from .mending import begin_epoch, get_mended, leave_out_here
+from .mending import begin_epoch, get_mended
 from .progress import EMPTY, note_delivered, note_sample
+from .skipping import leave_out_here
 
 SLICE_SECONDS = 0.2
 DEATH_SECONDS = 1.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from .. import machine, processes
+from .. import machine, usage
 from ..errors import LoaderGuardError
 from ..guarding import guard
 from ..lending.batch import count_storages
@@ -239,7 +239,7 @@ class _Watcher:
     def worker_bytes(self) -> int:
         """Return the memory that one worker holds for itself; the most of the first ones."""
         workers = [worker for record in self._run.born for worker in record.alive()]
-        return max((processes.private_bytes(worker.pid) for worker in workers[:2]), default=0)
+        return max((usage.private_bytes(worker.pid) for worker in workers[:2]), default=0)
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK_SECONDS):

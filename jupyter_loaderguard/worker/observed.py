@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..processes import is_short_of_descriptors
 from ..queues import CAN_POLL, Inbox, on_unsent
 from ..samples import Manner
+from ..usage import is_short_of_descriptors
 from .slot import IDLE, IN_EPOCH, LOADING, PHASE, POSITION, SINCE, UNSENT, Slot
 
 _LONGEST_TEXT = 600

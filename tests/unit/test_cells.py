@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_loaderguard.ipython.cells import ERROR, INTERRUPT, OK, doomed
 from jupyter_loaderguard.ipython.magics import guard_cell
-from jupyter_loaderguard.registry import Cell, Record
+from jupyter_loaderguard.registry import Cell, Record, registry
 
 CELL = Cell(2, threading.get_ident())
 EARLIER = Cell(1, threading.get_ident())
@@ -20,7 +20,7 @@ class Thing:
 
 def record(**traits: object) -> Record:
     settings = {
-        "loader_id": 1, "control": None, "iterator": Thing, "loader": Thing, "loader_type": "DataLoader",
+        "registry": registry, "loader_id": 1, "control": None, "iterator": Thing, "loader": Thing, "loader_type": "DataLoader",
         "dataset": "Quick", "is_persistent": False, "cell": CELL, "thread": CELL.thread, "work": frozenset(), "started": 0.0,
         "workers": [object()], "last_cell": CELL, "is_in_epoch": True,
     }  # fmt: skip

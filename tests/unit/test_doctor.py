@@ -89,11 +89,11 @@ class Grows(Slow):
 
 def test_e4_workers_that_use_up_the_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is told to have 100 MB: filling a real one would end other processes."""
-    from jupyter_loaderguard import machine, processes
+    from jupyter_loaderguard import machine, usage
 
     def memory() -> tuple[int, int]:
         workers = [child.pid for child in psutil.Process().children() if child.name().startswith("pt_data_work")]
-        return 10**9, max(0, 10**8 - sum(processes.private_bytes(pid) for pid in workers))
+        return 10**9, max(0, 10**8 - sum(usage.private_bytes(pid) for pid in workers))
 
     monkeypatch.setattr(machine, "_memory", memory)
     found = lg.doctor(DataLoader(Grows(), num_workers=2))

@@ -15,6 +15,7 @@ LAYERS = [
     {"quarantine"},
     {"model", "population"},
     {"processes", "interrupts", "late_import", "queues", "reach", "views", "allowance"},
+    {"usage"},
     {"machine", "reaper", "worker", "entries"},
     {"accounts", "traces", "waits", "ledger", "orphans"},
     {"registry", "census"},

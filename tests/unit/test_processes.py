@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jupyter_loaderguard import processes
+from jupyter_loaderguard import processes, usage
 from jupyter_loaderguard.processes import Handle
 
 SLEEP = "import time; time.sleep(600)"
@@ -221,9 +221,9 @@ def test_shared_memory_files_of_a_process_are_found_by_its_own_descriptors(child
 def test_memory_figures(children: Children) -> None:
     child = children.start("x = bytearray(50_000_000); print('ready', flush=True)\n" + SLEEP)
     child.stdout.readline()
-    assert processes.resident_bytes(child.pid) > 50e6
-    assert processes.private_bytes(child.pid) > 50e6
-    assert processes.private_bytes(2**22) == processes.resident_bytes(2**22) == 0
+    assert usage.resident_bytes(child.pid) > 50e6
+    assert usage.private_bytes(child.pid) > 50e6
+    assert usage.private_bytes(2**22) == usage.resident_bytes(2**22) == 0
 
 
 def test_a_process_with_an_undecodable_name_is_ended_like_any_other(children: Children) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ... import processes
+from ... import usage
 from ...model import Finding
 from ...reach import visit
 from ...views import text
@@ -88,7 +88,7 @@ class CopiesCheck(Check):
         self._last = now or self._last
 
     def _look_at(self, worker: Worker, container: Container) -> Look | None:
-        copied, private = own_pages(worker.pid, container.pages), processes.private_bytes(worker.pid)
+        copied, private = own_pages(worker.pid, container.pages), usage.private_bytes(worker.pid)
         return Look(worker.number, worker.samples(), private, copied) if copied is not None and private else None
 
     def findings(self, trial: Trial) -> Iterable[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ...model import Finding
-from ...processes import descriptor_count, descriptor_limits
+from ...usage import descriptor_count, descriptor_limits
 
 CODE = "LG002"
 LOOKS_FOR = "the limit of open files"

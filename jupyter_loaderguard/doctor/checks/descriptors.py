@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ...lending.failure import Failure
 from ...model import Finding
-from ...processes import descriptor_count, descriptor_limits
+from ...usage import descriptor_count, descriptor_limits
 from ..check import Check
 from ..trial import Trial
 

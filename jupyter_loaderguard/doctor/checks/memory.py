@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from ... import machine, processes
+from ... import machine, usage
 from ...lending.batch import is_tensor, tensors_reached
 from ...model import Finding
 from ...views import text
@@ -51,7 +51,7 @@ class MemoryCheck(Check):
             return
         self._next = now + LOOK_SECONDS
         if machine.look().memory_available_bytes < LITTLE_SHARE * self.available:
-            self._held = [processes.private_bytes(pid) for pid in pids]
+            self._held = [usage.private_bytes(pid) for pid in pids]
             self.ends_run = True
 
     def findings(self, trial: Trial) -> Iterable[Finding]:

@@ -1,0 +1,261 @@
+"""One iterator over a DataLoader, from its birth to its end; and what is asked of it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import interrupts
+from ..allowance import Allowance
+from ..errors import LoaderStalled
+from ..model import LoaderState
+from ..processes import Handle
+from ..quarantine import LeftOut
+from ..samples import Manner, locate
+from ..worker.slot import LOADING, RESUMING, STARTING, Progress, Slot
+from .cell import Cell, work_of
+
+if TYPE_CHECKING:
+    from ..accounts.account import Account
+    from . import Registry
+
+BATCH, END, BEGAN, ERROR = "batch", "end of the epoch", "beginning of an epoch", "error"
+RETRIED = "replaced"
+"""How a wait for data ends."""
+
+
+class Control(Protocol):
+    """What the registry asks of an iterator; torch_adapter knows how."""
+
+    def ask_to_leave(self, iterator: Any) -> None:
+        """Tell the workers that they are no longer needed, without waiting for them."""
+
+    def release(self, iterator: Any, record: Record) -> None:
+        """Give back queues, threads and semaphores, and let the loader start afresh."""
+
+    def dataset(self, iterator: Any, loader: Any) -> Any:
+        """Return the dataset."""
+
+    def has_finished(self, iterator: Any, number: int) -> bool:
+        """Tell whether a worker has no more to do, and may end: one of an iterable dataset."""
+
+    def count_delivered(self, iterator: Any) -> int:
+        """Return how many batches of the present epoch have been delivered."""
+
+    def awaited(self, iterator: Any) -> tuple[int | None, list[int]]:
+        """Return the batch that the loop waits for, and the workers one of which has to bring it."""
+
+    def worker_of(self, iterator: Any, task: int) -> int | None:
+        """Return the worker that was given a task."""
+
+    def count_ready(self, iterator: Any) -> int:
+        """Return how many batches are loaded and wait to be taken."""
+
+    def is_asking_sampler(self, frame: FrameType | None) -> bool:
+        """Tell whether a thread, by its innermost frame, asks a sampler for the next keys."""
+
+
+@dataclass(eq=False)
+class Record:
+    """One iterator over a DataLoader, from its birth to its end."""
+
+    registry: Registry = field(repr=False)
+    loader_id: int
+    control: Control
+    iterator: Callable[[], Any]
+    loader: Callable[[], Any]
+    loader_type: str
+    dataset: str
+    is_persistent: bool
+    cell: Cell | None
+    thread: int
+    work: frozenset[CodeType]
+    """What that thread was doing when it began to use the loader."""
+    started: float
+    start_method: str | None = None
+    workers: list[Handle] = field(default_factory=list)
+    births: list[float] = field(default_factory=list)
+    processes: list[Any] = field(default_factory=list)
+    """The Process objects of the workers, also of one whose start was interrupted before torch knew of it."""
+    batches: int = 0
+    wait_seconds: float = 0.0
+    waiting_since: float | None = None
+    is_in_epoch: bool = False
+    is_broken: bool = False
+    judged_at: int | None = 0
+    """How many cells had failed when it was last asked who still holds it; None if it had a name since."""
+    fates: dict[int, str] = field(default_factory=dict)
+    """What became of workers that were stopped one by one."""
+    stopped_by: str | None = None
+    """Why the guard stopped it; None if it lives, or ended by itself."""
+    last_cell: Cell | None = None
+    mark: int = -1
+    """`registry.mark` when this was noted."""
+    manner: Manner = field(default_factory=Manner)
+    prefetch: int = 2
+    lengths: tuple[int | None, int | None] = (None, None)
+    """Of the dataset and of an epoch in batches, where they are known."""
+    last_name: str | None = None
+    """Its name in the notebook, when it had one."""
+    stop_under_way: tuple[int, threading.Event] | None = None
+    """The thread that stops it, and what is set when it has."""
+    final: LoaderState | None = None
+    """How it was when the guard stopped it in a guarded run."""
+    slots: list[Slot | None] = field(default_factory=list)
+    """What each worker notes of its progress; a single one, of the kernel's own, without workers."""
+    sent: dict[int, Any] = field(default_factory=dict)
+    """The keys of each batch that is under way."""
+    carry: Callable[[Any], Any] | None = None
+    """Makes keys fit to travel to workers that are not forked."""
+    oom_kills: int = 0
+    """`machine.oom_kills` when it began."""
+    unsent: dict[int, str] = field(default_factory=dict)
+    """Batches whose keys could not be sent to their worker, and why."""
+    is_stalled: bool = False
+    """Whether the present wait has been found to be a stall."""
+    late_workers: frozenset[int] = frozenset()
+    """Those that the stall is about."""
+    verdict: LoaderStalled | None = None
+    """What the waiting thread is to raise."""
+    last_verdict: LoaderStalled | None = None
+    observe: Callable[[int, Any], Any] | None = None
+    """Notes the keys of a batch that the kernel itself loads."""
+    watch: Any = None
+    """A select.poll over the workers' pipe (`inbox`) and their ends, but for those `unwatched`."""
+    inbox: Any = None
+    unwatched: set[int] = field(default_factory=set)
+    accounts: tuple[Account, ...] = ()
+    """Of the guarded runs that it is used in."""
+    mends: bool = False
+    """Whether workers may be replaced or samples left out at present."""
+    allowance: Allowance | None = None
+    """Of a loader that is used outside of cells and runs, once it is needed."""
+    is_hung: bool = False
+    """Whether the verdict says that a worker is to be replaced."""
+    replacement: tuple[int, threading.Event] | None = None
+    """The thread that replaces its workers, and what is set when it has."""
+    generation: int = 0
+    """How often its workers have been replaced."""
+    resumed: int | None = None
+    """How many workers have answered to the beginning of an epoch; None in its midst."""
+    identity: str | None = None
+    """What another run knows its dataset by, once that was asked for."""
+    left_out: LeftOut | None = None
+    """Samples that are not to be touched."""
+    again: Any = None
+    """Keys that a loader without workers loads next, in the place of the sampler's."""
+    arrived: deque[tuple[int, Any]] = field(default_factory=deque)
+    """Tasks that are done without a worker: all their samples are left out."""
+    probes: dict[int, Any] = field(default_factory=dict)
+    """Tasks of which one sample is to be found."""
+    searched: set[int] = field(default_factory=set)
+    """Those in which none was found to be at fault alone."""
+    keeps_state: bool = False
+    """Whether its dataset is a stream that can be resumed, and is to be."""
+    states: dict[int, bytes | None] = field(default_factory=dict)
+    """Of a stream that can be resumed: its state after each task that has arrived."""
+    last_tasks: dict[int, int] = field(default_factory=dict)
+    """Of such a stream: the last task of each worker that torch has got."""
+    ended_tasks: set[int] = field(default_factory=set)
+    """Tasks of which it is known that a stream had no more samples after them."""
+    resume: dict[int, bytes | None] = field(default_factory=dict)
+    """The states that workers begin with which take over from others."""
+    has_own: bool = False
+    """Whether messages of the workers may be for us, even when nothing may be mended any more."""
+    has_suspects: bool = False
+    """Whether a worker died or hung on a sample that has not come since."""
+
+    def alive(self) -> list[Handle]:
+        """Return the workers that still run."""
+        return [worker for worker in self.workers if worker.is_alive()]
+
+    def is_over(self) -> bool:
+        """Tell whether it is no longer known, and has no worker left."""
+        return self.loader_id not in self.registry.records and not self.alive()
+
+    def begin_wait(self) -> float:
+        """Note that the loop asks for a batch, and who asks."""
+        if self.mark != self.registry.mark or get_ident() != self.thread:
+            self.note_who_waits()
+        self.is_in_epoch = True
+        self.waiting_since = now = time.perf_counter()
+        if not self.registry.is_watched:
+            self.registry.on_wait()
+        return now
+
+    def note_who_waits(self) -> None:
+        """Note which thread iterates it, and in which cell."""
+        thread = get_ident()
+        if thread != self.thread:
+            self.thread, self.work = thread, work_of(sys._getframe(2))
+        self.mark = self.registry.mark
+        self.last_cell = self.registry.cells.get(thread)
+        self.mends = self.registry.allowance_of(self).is_open
+
+    def end_wait(self, since: float, outcome: str, is_counted: bool = False) -> None:
+        """Note that the wait is over, and how it ended."""
+        began, self.waiting_since = self.waiting_since or since, None  # later, if workers were replaced meanwhile
+        self.end_stall(began, outcome)
+        if not is_counted:
+            self.wait_seconds += time.perf_counter() - since
+            self.batches += outcome == BATCH
+        if self.accounts and outcome in (END, ERROR):
+            self._end_epoch(outcome == END)
+
+    def end_stall(self, since: float, outcome: str) -> None:
+        """Note that what was late has come, or has been dealt with."""
+        while self.is_stalled:
+            try:
+                self.registry.on_stall_end(self, since, outcome)
+            except interrupts.WaitBroken:  # meant for this wait, and too late for it
+                continue
+
+    def _end_epoch(self, is_regular: bool) -> None:
+        """Tell the runs that an epoch has ended: regularly, or with the iterator."""
+        is_over = self.loader_id not in self.registry.records
+        for account in self.accounts if is_regular or is_over else ():
+            with contextlib.suppress(Exception):  # no error of ours enters the user's loop
+                account.end_epoch(self, time.perf_counter())
+        if is_over:
+            self.close_accounts()
+
+    def begin_epoch(self) -> None:
+        """Tell the runs that an epoch begins, with workers that are there already."""
+        for account in self.accounts:
+            with contextlib.suppress(Exception):  # as above
+                account.begin_epoch(self, time.perf_counter())
+
+    def close_accounts(self) -> None:
+        """Tell the runs that it ends, before its workers do."""
+        for account in self.accounts:
+            with contextlib.suppress(Exception):  # a look must not keep it from ending
+                account.accounts.close(self)
+
+    def sample_of(self, progress: Progress) -> tuple[Any, str]:
+        """Return the sample that a worker is on, and words for it."""
+        if progress.phase == STARTING:
+            return None, "in its start (imports, worker_init_fn)"
+        if progress.phase == RESUMING:
+            return None, "at the beginning of its next epoch (__iter__ of the dataset)"
+        if progress.phase != LOADING:
+            return None, "without a task"
+        if progress.task not in self.sent and not self.manner.is_iterable:
+            return None, f"on a sample of batch {progress.task}"  # which has just been delivered
+        keys = self.sent.get(progress.task)
+        return locate(progress.position, progress.in_epoch, progress.keys, keys, self.manner)
+
+    def activity(self) -> str:
+        """Say in a word what the loader does."""
+        if self.is_broken:
+            return "broken"
+        if self.waiting_since is not None:
+            return "waiting"
+        return "busy" if self.is_in_epoch else "idle"
