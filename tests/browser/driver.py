@@ -97,14 +97,23 @@ class Server:
         nbformat.write(book, self.folder / f"{name}.ipynb")
         page = self.show(name, width)
         started = page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first
-        for _ in range(3):  # a click that comes before the kernel is there is lost
-            page.locator(".jp-Notebook .jp-Cell").first.click()
-            page.locator("#jp-MainMenu").get_by_text("Run", exact=True).click()
-            page.get_by_text("Run All Cells", exact=True).first.click()
+        for _ in range(4):  # a click that comes before the kernel is there is lost, and one beside a dialog as well
+            self._answer_dialog(page)
             with suppress(TimeoutError):
+                page.locator(".jp-Notebook .jp-Cell").first.click(timeout=15_000)
+                page.locator("#jp-MainMenu").get_by_text("Run", exact=True).click(timeout=15_000)
+                page.get_by_text("Run All Cells", exact=True).first.click(timeout=15_000)
                 started.wait_for(timeout=15_000)
                 return page
+        self.screenshot(page, f"{name}-did-not-run")
         raise AssertionError("the cells did not run")
+
+    def _answer_dialog(self, page: Page) -> None:
+        """Accept what the front end asks before it runs anything: on a slow machine, which kernel."""
+        dialog = page.locator(".jp-Dialog")
+        if dialog.count():
+            print("a dialog:", dialog.first.inner_text())
+            dialog.first.locator("button.jp-mod-accept").last.click(timeout=15_000)
 
     def show(self, name: str, width: int = 1280) -> Page:
         """Open a notebook."""

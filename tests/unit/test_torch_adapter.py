@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
@@ -562,8 +563,8 @@ def test_a_dataset_that_travels_in_a_list_is_found_and_handed_on() -> None:
     ("hard", "where", "caught"),
     [
         (200, "body", "ValueError: mine"),
-        (200, "wait", "OSError: [Errno 24] Too many open files"),
-        (400, "wait", "OSError: [Errno 24] Too many open files"),
+        (200, "wait", "Error: .*Too many open files"),
+        (400, "wait", "Error: .*Too many open files"),  # Python's words, or torch's
         (400, "children", "ValueError: mine"),
     ],
 )
@@ -573,6 +574,6 @@ def test_c7_workers_are_stopped_also_when_no_file_can_be_opened(
     command = [sys.executable, "-m", "tests.programs.exhausted", str(hard), where, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     said, left = done.stdout.splitlines()
-    assert said.startswith(caught)
+    assert re.search(caught, said)
     assert left == "[] [] True"
     assert "LoaderGuard" not in done.stderr
