@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from . import traces, waits
+from . import frames, traces, waits
 from .model import Frame, Holder, LateWorker, Stall
 from .processes import Handle
 from .registry import Record, registry
@@ -45,7 +44,7 @@ class Examiner:
         if iterator is None:
             return None
         batch, awaited = record.control.awaited(iterator)
-        is_in_sampler = record.control.is_asking_sampler(sys._current_frames().get(record.thread))
+        is_in_sampler = record.control.is_asking_sampler(frames.stack_of(record.thread))
         if is_in_sampler or not record.workers:
             late = [self._kernel(batch, seconds, is_in_sampler)]
         else:
@@ -286,7 +285,7 @@ class Examiner:
         doing = waits.look([(os.getpid(), native)])[os.getpid(), native]
         slot = self._slot(0) if not record.workers else None
         progress = slot.read() if slot is not None and not is_in_sampler else None
-        frames = traces.of_thread(sys._current_frames().get(record.thread), self._place_of)
+        stack = traces.of_thread(frames.stack_of(record.thread), self._place_of)
         index, samples = self._sample(progress) if progress else (None, "in the sampler, asked for the next samples")
         return LateWorker(
             worker_id=None,
@@ -298,9 +297,9 @@ class Examiner:
             kind=_KINDS.get(doing.kind, doing.kind),
             detail=doing.detail,
             advice="",
-            frames=tuple(frames),
-            frame=traces.users_own(frames),
-            stack=_stack_text(frames, []),
+            frames=tuple(stack),
+            frame=traces.users_own(stack),
+            stack=_stack_text(stack, []),
         )
 
 

@@ -10,14 +10,14 @@ import dataclasses
 import json
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from . import frames
 from .meter import Meter
 from .model import RankState, Snapshot, Stall, stall_from
 from .registry import Record, registry
@@ -148,8 +148,7 @@ class Reporter:
 
     def _look_at_collective(self) -> tuple[str, float]:
         """Return the collective call that the main thread is in, and for how long, as far as was seen."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        call, name = _find_collective(frame) if job() else (0, "")
+        call, name = _find_collective(frames.stack_of(threading.main_thread().ident)) if job() else (0, "")
         now = time.monotonic()
         if (call, name) != self._collective[:2]:
             self._collective = (call, name, now)
@@ -169,13 +168,13 @@ def on_rank(stall: Stall, name: str) -> Stall:
     return replace(stall, loader=f"{stall.loader} on {name}")
 
 
-def _find_collective(frame: FrameType | None) -> tuple[int, str]:
+def _find_collective(stack: Iterable[FrameType]) -> tuple[int, str]:
     """Return the call of torch.distributed that a stack ends in, or of backward(), in which DDP reduces gradients.
 
     What calls the user's code, as launchers and the forward() of a wrapped module, waits for nobody while that runs.
     """
     found = (0, "")
-    while frame is not None:
+    for frame in stack:
         room, name = str(frame.f_globals.get("__name__") or ""), frame.f_code.co_name
         if room in _COLLECTIVE_ROOMS:
             found = (id(frame), "DistributedDataParallel" if "parallel" in room else f"{name}()")
@@ -183,7 +182,6 @@ def _find_collective(frame: FrameType | None) -> tuple[int, str]:
             found = (id(frame), "backward()")
         elif not room.startswith(_PASSED_ROOMS):
             break
-        frame = frame.f_back
     return found
 
 

@@ -125,9 +125,9 @@ def _is_worker_loop(frames: list[Frame]) -> bool:
     return any(frame.function == "_worker_loop" for frame in frames)
 
 
-def of_thread(frame: FrameType | None, place_of: Callable[[str], str]) -> list[Frame]:
+def of_thread(stack: Iterable[FrameType], place_of: Callable[[str], str]) -> list[Frame]:
     """Return the frames of a thread of this process, most recent call first."""
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    found = traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in stack), lookup_lines=False)
     return [_frame(entry.filename, entry.lineno or 0, entry.name, place_of) for entry in found]
 
 

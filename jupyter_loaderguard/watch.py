@@ -12,14 +12,13 @@ CPU or, on a crowded machine, was taken off one again and again. A process that 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from . import interrupts, usage
+from . import frames, interrupts, usage
 from .errors import LoaderGuardWarning, LoaderStalled, warn_limited
 from .model import Stall
 from .registry import BATCH, BEGAN, END, RETRIED, Record, forget_stall, registry, take_verdict
@@ -189,7 +188,7 @@ class Watchdog:
         gap, wait.seen = now - wait.seen, now
         if gap > slept + PAUSE_SECONDS and not _Moment().has_run_since(self._looked, gap - slept):
             wait.discount += gap - slept
-        elif _is_debugging(sys._current_frames().get(record.thread)):
+        elif _is_debugging(frames.stack_of(record.thread)):
             wait.discount += gap
         elif wait.start_discount < START_SECONDS and _is_starting(record):
             wait.discount += gap
@@ -322,15 +321,14 @@ def _error(stall: Stall) -> LoaderStalled:
     return LoaderStalled(stall.sentence(), late.worker_id, late.pid, late.index, stall.seconds, late.stack)
 
 
-def _is_debugging(frame: FrameType | None) -> bool:
+def _is_debugging(stack: Iterable[FrameType]) -> bool:
     """Tell whether a debugger holds the thread inside of its wait; one that runs the whole program does not count."""
-    while frame is not None:
+    for frame in stack:
         name = frame.f_globals.get("__name__") or ""
         if name in _DEBUGGERS or name.partition(".")[0] in ("pydevd", "debugpy", "_pydevd_bundle"):
             return True
         if name == WAITING:
             return False
-        frame = frame.f_back
     return False
 
 

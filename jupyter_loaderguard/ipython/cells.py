@@ -14,11 +14,11 @@ from typing import Any
 from IPython import version_info
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from .. import interrupts
+from .. import frames, interrupts
 from ..guarding import finish_run
 from ..model import StopReport
 from ..registry import Cell, Record, registry, work_of
-from .holders import is_held_by_frames, running_frames
+from .holders import is_held_by_frames
 from .outlet import Outlet
 from .sigint import InterruptibleWaits
 
@@ -46,7 +46,7 @@ def _is_in_other_thread(record: Record, cell: Cell) -> bool:
     """Tell whether another thread iterates it: that one is still in the functions in which it began to."""
     if record.thread == cell.thread:
         return False
-    return bool(record.work & work_of(sys._current_frames().get(record.thread)))
+    return bool(record.work & work_of(frames.stack_of(record.thread)))
 
 
 def _is_iterated_in(record: Record, cell: Cell) -> bool:
@@ -129,7 +129,7 @@ class Cells:
         if cell is None:
             return False
         task, frame = self._places[cell]
-        return task.done() if task is not None else frame is not None and frame not in running_frames()
+        return task.done() if task is not None else frame is not None and frame not in frames.running()
 
     def _begin(self, info: Any, number: int | None) -> None:
         outer = self.current()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from types import AsyncGeneratorType, CellType, CoroutineType, FrameType, GeneratorType
 from typing import Any
+
+from ..frames import running
 
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
@@ -34,19 +35,8 @@ def _is_of_a_frame(holder: Any, own: tuple[Any, ...], depth: int) -> bool:
 def _is_finished(frame: FrameType) -> bool:
     """Tell it from one that runs, or that a generator or coroutine will go on with."""
     owners = [owner for owner in gc.get_referrers(frame) if isinstance(owner, _SUSPENDED)]
-    return not owners and not _is_one_of(frame, tuple(running_frames()))
+    return not owners and not _is_one_of(frame, tuple(running()))
 
 
 def _is_one_of(thing: Any, things: tuple[Any, ...]) -> bool:
     return bool([True for one in things if thing is one])
-
-
-def running_frames() -> list[FrameType]:
-    """Return the frames that are on the stack of some thread."""
-    frames = []
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
-    return frames

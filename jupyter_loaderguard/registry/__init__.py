@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from .. import interrupts, machine, processes, usage
+from .. import frames, interrupts, machine, processes, usage
 from ..allowance import Allowance
 from ..entries import LoaderEntry
 from ..errors import LoaderStalled
@@ -117,7 +117,7 @@ class Registry:
             is_persistent=bool(getattr(loader, "persistent_workers", False)),
             cell=None if is_adopted else self._cell_of(thread),
             thread=threading.get_ident(),
-            work=work_of(sys._getframe(1)),
+            work=work_of(frames.below(sys._getframe(1))),
             started=time.time(),
             oom_kills=machine.oom_kills(),
         )

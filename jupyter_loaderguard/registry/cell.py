@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from .. import frames
 from ..allowance import Allowance
 
 if TYPE_CHECKING:
     from .run import Run
 
 IDLE_IN_A_POOL = {("concurrent.futures.thread", "_worker"), ("multiprocessing.pool", "worker")}
+_RUNNERS = ("threading", "concurrent.futures.thread", "multiprocessing.pool")
 
 
 class Territory:
@@ -27,8 +28,8 @@ class Territory:
 
     def __init__(self) -> None:
         self.own = threading.current_thread()
-        frames = sys._current_frames()
-        busy = [thread for thread in threading.enumerate() if not _is_idle(frames.get(thread.ident or 0))]
+        innermost = frames.innermost()
+        busy = [thread for thread in threading.enumerate() if not _is_idle(innermost.get(thread.ident or 0))]
         self._earlier = weakref.WeakSet(busy)
 
     def includes(self, thread: threading.Thread) -> bool:
@@ -40,14 +41,9 @@ def _is_idle(frame: FrameType | None) -> bool:
     return frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in IDLE_IN_A_POOL
 
 
-def work_of(frame: FrameType | None) -> frozenset[CodeType]:
+def work_of(stack: Iterable[FrameType]) -> frozenset[CodeType]:
     """Return the functions that a thread is in, but for those that only run threads."""
-    codes = set()
-    while frame is not None:
-        if frame.f_globals.get("__name__") not in ("threading", "concurrent.futures.thread", "multiprocessing.pool"):
-            codes.add(frame.f_code)
-        frame = frame.f_back
-    return frozenset(codes)
+    return frozenset(frame.f_code for frame in stack if frame.f_globals.get("__name__") not in _RUNNERS)
 
 
 @dataclass(eq=False)

@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import interrupts
+from .. import frames, interrupts
 from ..allowance import Allowance
 from ..errors import LoaderStalled
 from ..model import LoaderState
@@ -59,8 +59,8 @@ class Control(Protocol):
     def count_ready(self, iterator: Any) -> int:
         """Return how many batches are loaded and wait to be taken."""
 
-    def is_asking_sampler(self, frame: FrameType | None) -> bool:
-        """Tell whether a thread, by its innermost frame, asks a sampler for the next keys."""
+    def is_asking_sampler(self, stack: Iterable[FrameType]) -> bool:
+        """Tell whether a thread, by its frames, asks a sampler for the next keys."""
 
 
 @dataclass(eq=False)
@@ -195,7 +195,7 @@ class Record:
         """Note which thread iterates it, and in which cell."""
         thread = get_ident()
         if thread != self.thread:
-            self.thread, self.work = thread, work_of(sys._getframe(2))
+            self.thread, self.work = thread, work_of(frames.below(sys._getframe(2)))
         self.mark = self.registry.mark
         self.last_cell = self.registry.cells.get(thread)
         self.mends = self.registry.allowance_of(self).is_open

@@ -112,10 +112,10 @@ class _TorchControl:
         except (NotImplementedError, AttributeError, OSError):  # macOS cannot count; or it has just been closed
             return held
 
-    def is_asking_sampler(self, frame: Any) -> bool:
+    def is_asking_sampler(self, stack: Any) -> bool:
         from .progress import is_asking_sampler
 
-        return is_asking_sampler(frame)
+        return is_asking_sampler(stack)
 
     def worker_of(self, iterator: Any, task: int) -> int | None:
         info = iterator._task_info.get(task)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from ..errors import add_note
@@ -91,13 +92,9 @@ def observing_next_index(original: Callable[[Any], Any]) -> Callable[[Any], Any]
     return _next_index
 
 
-def is_asking_sampler(frame: Any) -> bool:
-    """Tell whether this frame runs inside of a loader's question for the next keys."""
-    while frame is not None:
-        if frame.f_code.co_name == "_next_index" and frame.f_globals is globals():
-            return True
-        frame = frame.f_back
-    return False
+def is_asking_sampler(stack: Iterable[FrameType]) -> bool:
+    """Tell whether a thread with these frames is inside of a loader's question for the next keys."""
+    return any(frame.f_code.co_name == "_next_index" and frame.f_globals is globals() for frame in stack)
 
 
 def note_sampler(error: Exception, batch: int) -> None:

@@ -260,7 +260,7 @@ def wait_until(condition, timeout: float = 15.0, what: str = "the condition") ->
     since = time.monotonic()
     while not condition():
         assert time.monotonic() - since < timeout, f"{what} did not come true within {timeout} s"
-        time.sleep(0.01)
+        time.sleep(0.02)
     return time.monotonic() - since
 
 

@@ -11,7 +11,7 @@ import jupyter_loaderguard
 
 PACKAGE = Path(jupyter_loaderguard.__file__).parent
 LAYERS = [
-    {"errors", "samples", "timing", "_version"},
+    {"errors", "frames", "samples", "timing", "_version"},
     {"quarantine"},
     {"model", "population"},
     {"processes", "interrupts", "late_import", "queues", "reach", "views", "allowance"},

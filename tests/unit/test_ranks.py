@@ -16,6 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import jupyter_loaderguard as lg
+from jupyter_loaderguard import frames
 from jupyter_loaderguard.cluster import engine, gather
 from jupyter_loaderguard.launched import Ranked
 from jupyter_loaderguard.model import (
@@ -157,7 +158,7 @@ def test_a_lost_rank_stays_and_has_no_workers() -> None:
     ],
 )
 def test_what_counts_as_a_collective_call(rooms: list[str], call: str) -> None:
-    run: Callable[[], tuple[int, str]] = lambda: _find_collective(sys._getframe(1))  # noqa: E731
+    run: Callable[[], tuple[int, str]] = lambda: _find_collective(frames.below(sys._getframe(1)))  # noqa: E731
     for room in reversed(rooms):
         space = {"__name__": room, "inner": run}
         exec("def run(): return inner()", space)

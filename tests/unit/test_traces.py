@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import threading
 from pathlib import Path
 
 import pytest
 
-from jupyter_loaderguard import traces
+from jupyter_loaderguard import frames, traces
 
 TEXT = f'''Thread 0x00007f2ddf7fe6c0 (most recent call first):
   File "{sysconfig.get_path("stdlib")}/threading.py", line 327 in wait
@@ -54,10 +53,10 @@ def test_our_own_code_and_installed_code_are_not_the_users() -> None:
 
 
 def test_a_thread_of_this_process() -> None:
-    frames = traces.of_thread(sys._current_frames()[threading.get_ident()], lambda file: "here")
-    assert frames[0].function == "test_a_thread_of_this_process"
-    assert frames[0].place == "here"
-    assert "sys._current_frames()" in frames[0].code
+    found = traces.of_thread(frames.below(sys._getframe()), lambda file: "here")
+    assert found[0].function == "test_a_thread_of_this_process"
+    assert found[0].place == "here"
+    assert "sys._getframe()" in found[0].code
 
 
 def test_places_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
