@@ -94,8 +94,7 @@ class Cells:
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[str], None]]:
         """Treat what runs in this block as a plain cell; it is told how that ended."""
-        while self._is_stale(self.current()):
-            self._end(self._stack()[0], INTERRUPT)
+        self.end_abandoned()
         self._begin(None, None)
         cell, outcomes = self.current(), [ERROR]
         try:
@@ -119,10 +118,18 @@ class Cells:
                     self._follow(info)
 
     def _follow(self, info: ExecutionInfo) -> None:
-        while self._is_stale(self.current()):
-            # an interrupt in IPython's own code can make it skip post_run_cell
-            self._end(self._stack()[0], INTERRUPT)
+        self.end_abandoned()
         self._begin(info, self._shell.execution_count - self._ahead if info.store_history else None)
+
+    def end_abandoned(self) -> None:
+        """End the cells of this thread that have ended without post_run_cell: an interrupt can make IPython skip it."""
+        while True:
+            try:
+                while self._is_stale(self.current()):
+                    self._end(self._stack()[0], INTERRUPT)
+                return
+            except KeyboardInterrupt:  # just before the stop holds it back
+                continue
 
     def _is_stale(self, cell: Cell | None) -> bool:
         """Tell whether a cell has ended without a word: it is neither on the stack nor a task that waits."""
@@ -159,7 +166,18 @@ class Cells:
     # -- end ------------------------------------------------------------------------------------
 
     def _post_run_cell(self, result: ExecutionResult | None) -> None:
-        cell = self.current()
+        cell = None
+        try:
+            cell = self.current()
+            with interrupts.held(interrupts.NEVER):
+                self._conclude(cell, result)
+        except KeyboardInterrupt:  # a moment before it was held back, or after; IPython would print and forget it
+            with interrupts.held(interrupts.NEVER):
+                cell = cell or self.current()
+                if cell in self._infos:
+                    self._conclude(cell, result)
+
+    def _conclude(self, cell: Cell | None, result: ExecutionResult | None) -> None:
         if cell is None or _is_blank(result):
             return
         info = self._infos.get(cell)

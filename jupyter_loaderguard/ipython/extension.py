@@ -24,7 +24,7 @@ from .configuration import LoaderGuard
 from .live import LiveDisplay, can_show, close_clusters, close_widget
 from .magics import LoaderGuardMagics, guard_cell, show_closing_line
 from .outlet import Outlet
-from .requests import follow_requests
+from .requests import follow_ends, follow_requests
 
 if TYPE_CHECKING:
     from ..timing import TuneProgress
@@ -79,7 +79,9 @@ class Extension:
         self.cells.after_error = self._after_error
         self.cells.start()
         self._undo.append(self.cells.stop)
-        self._undo.append(follow_requests(getattr(self.shell, "kernel", None), self.cells))
+        kernel = getattr(self.shell, "kernel", None)
+        self._undo.append(follow_requests(kernel, self.cells))
+        self._undo.append(follow_ends(kernel, self.cells))
         activate(self)
         _mention_orphans()
 

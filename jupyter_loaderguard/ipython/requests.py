@@ -1,4 +1,4 @@
-"""What an engine of ipyparallel runs besides cells: `view.apply` and silent `view.execute` end like plain cells."""
+"""Requests of a kernel: cells that end without a word, and what an engine of ipyparallel runs besides cells."""
 
 from __future__ import annotations
 
@@ -9,8 +9,34 @@ from typing import Any
 from .cells import ERROR, INTERRUPT, OK, Cells
 
 
+def follow_ends(kernel: Any, cells: Cells) -> Callable[[], None]:
+    """Look after each request whether IPython has left its cell without post_run_cell, and return the undo.
+
+    It does so if a second interrupt comes when it is done with the cell's code; ipykernel then says
+    "KeyboardInterrupt caught in kernel". The hook comes before SIGINT is ignored again: one more hurries the stop.
+    """
+    original = getattr(kernel, "post_handler_hook", None)
+    if original is None:
+        return lambda: None
+
+    @functools.wraps(original)
+    def post_handler_hook() -> None:
+        try:
+            cells.end_abandoned()
+        finally:
+            original()
+
+    kernel.post_handler_hook = post_handler_hook
+
+    def undo() -> None:
+        if vars(kernel).get("post_handler_hook") is post_handler_hook:
+            del kernel.post_handler_hook
+
+    return undo
+
+
 def follow_requests(kernel: Any, cells: Cells) -> Callable[[], None]:
-    """Follow these requests of an engine from now on, and return the undo; of other kernels there are none."""
+    """Let `view.apply` and silent `view.execute` of an engine end like plain cells, and return the undo."""
     if not hasattr(kernel, "engine_id"):
         return lambda: None
     apply, execute = kernel.do_apply, kernel.do_execute
