@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from .driver import Server, chromium
 
+expect.set_options(timeout=30_000)
 SCREENSHOTS = Path(os.environ.get("LOADERGUARD_SCREENSHOTS", "build/screenshots"))
 
 
