@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -56,9 +57,13 @@ class WorkerEntry:
         self._prepare = prepare
         self._parcel = parcel
         self._threads = threads
+        self._waits_for_import = False
+        """Whether the collector is off until torch is imported: see `_arrive`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         settle_in()
+        if self._waits_for_import:
+            gc.enable()
         if self._announce is not None:
             self._announce()
         leave_if_orphaned(self._kernel)
@@ -88,7 +93,9 @@ class WorkerEntry:
         return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._kernel, self._threads), {**vars(self), "_announce": None}
+        state = {**vars(self), "_announce": None}
+        del state["_waits_for_import"]  # is known where it arrives
+        return _arrive, (self._kernel, self._threads), state
 
 
 def _arrive(kernel: Kernel, threads: int) -> WorkerEntry:
@@ -96,7 +103,11 @@ def _arrive(kernel: Kernel, threads: int) -> WorkerEntry:
     if threads:
         limit_environment(threads)  # before torch and numpy are loaded
     leave_if_orphaned(kernel)
-    return WorkerEntry.__new__(WorkerEntry)
+    entry = WorkerEntry.__new__(WorkerEntry)
+    # nothing that torch's import makes is garbage: to look for some takes a tenth of the worker's start
+    entry._waits_for_import = gc.isenabled()
+    gc.disable()
+    return entry
 
 
 def leave_if_orphaned(kernel: Kernel) -> None:
