@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +22,9 @@ def follow_ends(kernel: Any, cells: Cells) -> Callable[[], None]:
 
     @functools.wraps(original)
     def post_handler_hook() -> None:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # the cell that it was meant for has ended
             cells.end_abandoned()
-        finally:
-            original()
+        original()
 
     kernel.post_handler_hook = post_handler_hook
 
