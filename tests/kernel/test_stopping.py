@@ -242,6 +242,7 @@ def test_a11_interrupts_in_a_row_shorten_the_stop_and_never_break_it(kernel: Ker
         kernel.interrupt(group=False)
     # one that hits IPython when it is done with the code makes ipykernel give up the reply
     assert kernel.finish(cell, 30, when_lost=kernel.interrupt).status in ("error", "aborted")
+    assert kernel.ok("1 + 1").value == 2
     kernel.ok("%config LoaderGuard.grace_seconds = 0.5")
     assert kernel.workers() == []
 
