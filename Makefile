@@ -1,17 +1,20 @@
 # make demo: run the quick-start notebook in a real kernel and show what the guard did
 # make lab:  open JupyterLab on it
 # make test: lint, types and all tests, in environments that it makes itself
+# make test-libraries: the libraries that people train with, each put through the same trials, in an environment of its own
 # make bench: every promised figure, side by side with plain torch
+# make soak: press the stop button 1,000 times in 50 kernels, and count the presses that are lost (PRESSES=200 KERNELS=10 BUSY=4)
 
 PYTHON ?= python3
 VENV := .venv
 VENV6 := .venv-ipykernel6
+VENV_LIBRARIES := .venv-libraries
 TORCH ?= torch==2.13.0
 
 # environments are made side by side
 MAKEFLAGS += --jobs=2
 
-.PHONY: demo lab test bench lint bytecode chromium clean
+.PHONY: demo lab test test-libraries bench soak lint bytecode chromium clean
 
 $(VENV)/demo-ready: setup.cfg
 	$(PYTHON) -m venv $(VENV)
@@ -19,8 +22,12 @@ $(VENV)/demo-ready: setup.cfg
 	$(VENV)/bin/python -m pip install --quiet -e ".[demo]"
 	touch $@
 
-$(VENV)/dev-ready: $(VENV)/demo-ready setup.cfg
-	$(VENV)/bin/python -m pip install --quiet -e ".[dev]"
+# fastai asks for torchvision, which may have no build for this torch, and would then bring another torch along; it works without
+NEEDS := tests/libraries/requirements.txt
+FASTAI_NEEDS := tests/libraries/requirements-fastai.txt
+$(VENV)/dev-ready: $(VENV)/demo-ready setup.cfg $(FASTAI_NEEDS)
+	$(VENV)/bin/python -m pip install --quiet "$(TORCH)" -e ".[dev]" -r $(FASTAI_NEEDS)
+	$(VENV)/bin/python -m pip install --quiet --no-deps fastai
 	touch $@
 
 # many of the tests once more with the oldest series that are supported; torch is the same
@@ -34,6 +41,13 @@ $(VENV6)/oldest-ready: setup.cfg
 # after the other one: both write into the same folder
 $(VENV6)/ready: $(VENV6)/oldest-ready | $(VENV)/dev-ready
 	$(VENV6)/bin/python -m pip install --quiet $(OLDEST) -e .
+	touch $@
+
+$(VENV_LIBRARIES)/ready: setup.cfg $(NEEDS) $(FASTAI_NEEDS)
+	$(PYTHON) -m venv $(VENV_LIBRARIES)
+	$(VENV_LIBRARIES)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VENV_LIBRARIES)/bin/python -m pip install --quiet "$(TORCH)" -e . -r $(NEEDS)
+	$(VENV_LIBRARIES)/bin/python -m pip install --quiet --no-deps fastai
 	touch $@
 
 demo: $(VENV)/demo-ready
@@ -61,11 +75,23 @@ bytecode: $(VENV)/dev-ready
 # most tests wait, and are run side by side; those that measure how fast something is have the machine for themselves
 PYTEST := LOADERGUARD_IPYKERNEL6_PYTHON=$(CURDIR)/$(VENV6)/bin/python $(VENV)/bin/python -m pytest
 test: lint bytecode $(VENV6)/ready chromium
-	$(PYTEST) -m "not quiet" -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not quiet" -n 2 --dist loadfile --no-loadscope-reorder
 	$(PYTEST) -m quiet
+
+# two at a time: most of it is imports and trainings, which want a core each
+test-libraries: $(VENV_LIBRARIES)/ready
+	LOADERGUARD_LIBRARIES=all $(VENV_LIBRARIES)/bin/python -m pytest tests/libraries -n 2 --dist loadfile
 
 bench: bytecode chromium
 	$(VENV)/bin/python -m benchmarks
 
+# one kernel in five is of the oldest series that is supported
+PRESSES ?= 1000
+KERNELS ?= 50
+BUSY ?= 0
+soak: bytecode $(VENV6)/ready
+	$(VENV)/bin/python -m benchmarks.soak --presses $(PRESSES) --kernels $(KERNELS) --busy $(BUSY) \
+	  --python $(VENV)/bin/python --every-fifth $(VENV6)/bin/python
+
 clean:
-	rm -rf $(VENV) $(VENV6) build dist *.egg-info
+	rm -rf $(VENV) $(VENV6) $(VENV_LIBRARIES) build dist *.egg-info

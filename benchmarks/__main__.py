@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from . import loading, recovering, stalling, stopping, sweeping, timing, watching
+from . import loading, memory, recovering, stalling, stopping, sweeping, timing, watching
 from .figures import Figure
 
 
@@ -39,8 +39,11 @@ BENCHMARKS = {
     "throughput": loading.throughput,
     "accounted_throughput": loading.accounted_throughput,
     "first_batch": loading.first_batch,
+    "single_batch": loading.single_batch,
+    "compiled": loading.compiled,
     "load_ext": loading.load_ext,
     "by_value": loading.by_value,
+    "spawn_memory": memory.spawn_memory,
     "shutdown": stopping.shutdown,
     "helpers": loading.helpers,
     "snapshot": loading.snapshot,

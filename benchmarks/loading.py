@@ -283,3 +283,53 @@ def by_value() -> list[Figure]:
             {"own": own, "imported": imported},
         )
     ]
+
+
+def single_batch() -> list[Figure]:
+    """`next(iter(loader))` without workers, as a notebook looks at one batch."""
+    loader = DataLoader(Quick(1000), batch_size=4)
+
+    def measure() -> float:
+        seconds = []
+        for _ in range(1000):
+            since = time.perf_counter()
+            next(iter(loader))
+            seconds.append(time.perf_counter() - since)
+        return median(seconds) * 1e6
+
+    plain, guarded = interleave(measure, under_guard(measure), PAIRS)
+    bound = 1.5 * median(plain) + 10
+    holds = median(guarded) <= bound
+    what = "next(iter(loader)) without workers"
+    row = spread(plain, "µs", 1), spread(guarded, "µs", 1), f"≤ 1.5 × plain + 10 µs = {bound:.0f} µs"
+    return [Figure(what, *row, holds, {"plain": plain, "guarded": guarded})]
+
+
+def compiled() -> list[Figure]:
+    """An epoch of small steps in a function that torch.compile has compiled."""
+    import torch
+
+    loader = DataLoader(Quick(400), batch_size=4)
+
+    def epoch() -> torch.Tensor:
+        total = torch.zeros(())
+        for batch in loader:
+            total = total + batch.float().mean()
+        return total
+
+    def measure() -> float:
+        torch._dynamo.reset()
+        run = torch.compile(epoch, backend="eager")
+        run(), run()
+        seconds = []
+        for _ in range(8):
+            since = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - since)
+        return min(seconds) * 1e3
+
+    plain, guarded = interleave(measure, under_guard(measure), PAIRS)
+    ratio = median(guarded) / median(plain)
+    row = spread(plain, "ms", 1), f"{spread(guarded, 'ms', 1)}, {ratio:.2f} ×", "≤ 1.2 × plain"
+    what = "an epoch of 100 steps under torch.compile(backend='eager'), without workers"
+    return [Figure(what, *row, ratio <= 1.2, {"plain": plain, "guarded": guarded})]

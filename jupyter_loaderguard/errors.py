@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
+from types import TracebackType
 from typing import Any
 
 
@@ -70,12 +73,37 @@ class LoaderGuardWarning(UserWarning):
 
 def add_note(error: BaseException, text: str) -> None:
     """Add a note to an error of the user's; before Python 3.11 it becomes part of the message."""
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    elif error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+    with contextlib.suppress(Exception):  # the user's class, which has its own idea of notes and attributes
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        elif error.args and isinstance(error.args[0], str):
+            error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an error of the user's."""
+    try:
+        return [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    except Exception:  # noqa: BLE001 - the user's class, as above
+        return []
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error, whatever its class makes of its attributes."""
+    trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
+    return trace
 
 
 def warn_limited(text: str) -> None:
-    """Say in a line that the guard itself is limited; loaders go on working."""
-    warnings.warn(f"loaderguard: {text}.", LoaderGuardWarning, stacklevel=5)
+    """Say in a line that the guard itself is limited; loaders go on working.
+
+    As a warning, but past the filters: `simplefilter("error")` would raise it in the user's loop, and torch ignores
+    warnings for a time while it is imported. Only one that names this very warning is heeded.
+    """
+    line = f"loaderguard: {text}."
+    if any(entry[0] == "ignore" and entry[2] is LoaderGuardWarning for entry in warnings.filters):
+        return
+    try:
+        warnings.showwarning(LoaderGuardWarning(line), LoaderGuardWarning, "jupyter_loaderguard", 1)
+    except Exception:  # noqa: BLE001 - the user's own way to show warnings
+        print(line, file=sys.stderr)  # noqa: T201 - something is wrong

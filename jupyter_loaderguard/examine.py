@@ -12,7 +12,7 @@ from . import frames, traces, waits
 from .model import Frame, Holder, LateWorker, Stall
 from .processes import Handle
 from .registry import Record, registry
-from .samples import key_text, span
+from .samples import key_text, plain_list, span
 from .waits import Doing
 from .worker.locks import LockPlace, find_locks, has_taken
 from .worker.slot import IDLE, LOADING, LOCKS, UNSENT, Progress, Slot
@@ -129,7 +129,7 @@ class Examiner:
         if index is not None:  # it is done: its stack says nothing about the batch
             main, stack = [], detail
         else:
-            stack = _stack_text(main, others) if main else _no_stack(kind, self._slot(number))
+            stack = _stack_text(main, others) if main else _no_stack(kind, self._slot(number), self._record)
         return LateWorker(
             worker_id=number,
             pid=handle.pid,
@@ -179,12 +179,12 @@ class Examiner:
 
     def _unsent(self, unsent: dict[str, Any]) -> tuple[str, str, str, tuple[Any, str] | None]:
         """Explain a batch that the worker has finished, but could not send."""
-        keys, place, error = self._record.sent.get(unsent["task"]), unsent["place"], unsent["error"]
+        keys, place, error = plain_list(self._record.sent.get(unsent["task"])), unsent["place"], unsent["error"]
         index, words = None, f"on batch {unsent['task']}"
         if isinstance(keys, list) and keys:
             levels = [step for step, size in zip(place or (), unsent["sizes"], strict=False) if size == len(keys)]
             sample = 0 if len(keys) == 1 else levels[0] if len(levels) == 1 else None
-            index = keys[sample] if sample is not None else list.copy(keys)
+            index = keys[sample] if sample is not None else keys
             words = f"on sample {key_text(index)}" if sample is not None else f"on samples {span(keys)}"
         elif keys is not None:
             index, words = keys, f"on sample {key_text(keys)}"
@@ -216,7 +216,7 @@ class Examiner:
     def _sample(self, progress: Progress | None) -> tuple[Any, str]:
         """Return the sample that a worker is on, and words for it."""
         if progress is None:
-            return None, "on an unknown sample (it is older than the guard)"
+            return None, f"on an unknown sample ({_why_unseen(self._record)})"
         return self._record.sample_of(progress)
 
     # -- locks ----------------------------------------------------------------------------------
@@ -313,14 +313,23 @@ _FILES_ADVICE = (
 )
 
 
-def _no_stack(state: str, slot: Slot | None) -> str:
+def _why_unseen(record: Record) -> str:
+    """Say why a loader's workers do not note what they do."""
+    if record.slots:
+        return "it cannot be observed: there was no shared memory or no descriptor for it"
+    return "it was started before the guard, or not by torch's own way"
+
+
+def _no_stack(state: str, slot: Slot | None, record: Record) -> str:
     """Say why a worker does not say where it is."""
     if state == "stopped":
         return "  It is stopped, and cannot say where it is until it goes on."
     if slot is None:
-        return "  It was started before the guard, and so cannot say where it is."
+        return f"  It cannot say where it is: {_why_unseen(record)}."
     if not slot.read().pid:
         return "  It is still starting."
+    if slot.fd is None:
+        return "  It cannot say where it is: there were too few descriptors left (ulimit -n) when it was started."
     return "  It did not answer: it is blocked in the system, or has just ended."
 
 
@@ -340,7 +349,7 @@ def describe_stacks(workers: list[tuple[Record, int]], place_of: Callable[[str],
         progress = slot.read() if slot is not None else None
         doing = f" · {record.sample_of(progress)[1]}" if progress is not None and progress.phase == LOADING else ""
         head = f"worker {number} (pid {handle.pid}) of {registry.name(record)}{doing}"
-        found[handle.pid] = f"{head}\n{_stack_text(main, others) if main else _no_stack(handle.state(), slot)}"
+        found[handle.pid] = f"{head}\n{_stack_text(main, others) if main else _no_stack(handle.state(), slot, record)}"
     return found
 
 

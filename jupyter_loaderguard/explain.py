@@ -7,9 +7,10 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from . import machine, usage
-from .errors import LoaderStalled
+from .errors import LoaderStalled, traceback_of
 from .model import Card, Failure
 from .registry import Record, registry
 from .views import text
@@ -46,8 +47,16 @@ def _message(error: BaseException) -> str:
         return ""
 
 
+def _vars(error: BaseException) -> dict[str, Any]:
+    """Return what was noted in an error; its class may have attributes of another mind."""
+    try:
+        return vars(error)
+    except Exception:  # noqa: BLE001 - the user's class
+        return {}
+
+
 def _notes(error: BaseException) -> list[str]:
-    notes = vars(error).get("__notes__")
+    notes = _vars(error).get("__notes__")
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
@@ -64,7 +73,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _dead_worker(error: BaseException, message: str) -> Card | None:
-    failure: Failure | None = vars(error).get("loaderguard_failure")
+    failure: Failure | None = _vars(error).get("loaderguard_failure")
     if failure is None:
         return None
     first = failure.workers[0]
@@ -123,7 +132,7 @@ def _no_shared_memory(error: BaseException, message: str) -> Card | None:
     if "No space left on device" not in message or not _is_about_shm(error, message):
         return None
     facts = [_shm()]
-    size = vars(error).get("loaderguard_batch_bytes", 0)
+    size = _vars(error).get("loaderguard_batch_bytes", 0)
     for record in _recent() if size else []:
         batches = len(record.workers) * record.prefetch
         facts.append(
@@ -256,7 +265,7 @@ def _broken_pipe(error: BaseException, message: str) -> Card | None:
 
 def _is_of_loader(error: BaseException) -> bool:
     """Tell whether an error came through a DataLoader."""
-    traceback = error.__traceback__
+    traceback = traceback_of(error)
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))
         if name.startswith(("torch.utils.data", "torchdata.", "jupyter_loaderguard.torch_adapter")):

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate, chain, repeat, takewhile
+from threading import get_ident
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -36,13 +37,20 @@ def below(frame: FrameType) -> list[FrameType]:
 
 
 def innermost() -> dict[int, FrameType]:
-    """Return the innermost frame of every thread."""
-    return _uncollected(sys._current_frames)
+    """Return the innermost frame of every other thread: whoever keeps that of his own keeps himself."""
+    found = _uncollected(sys._current_frames)
+    del found[get_ident()]
+    return found
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame that waits, as that of a generator does."""
+    return _uncollected(partial(getattr, frame, "f_locals"))
 
 
 def running() -> list[FrameType]:
     """Return the frames that are on the stack of some thread."""
-    return [frame for thread in innermost() for frame in stack_of(thread)]
+    return [frame for thread in (get_ident(), *innermost()) for frame in stack_of(thread)]
 
 
 def _following(top: Any) -> Iterator[FrameType]:
@@ -57,8 +65,8 @@ def _uncollected(take: Callable[[], Found]) -> Found:
     if not _CAN_COLLECT or not gc.isenabled():
         return take()
     try:
-        found: Found = list(map(_call, (gc.disable, take, gc.enable)))[1]
+        # without a name here: this very frame may be in it, and what holds itself holds all the rest
+        return list[Any](map(_call, (gc.disable, take, gc.enable)))[1]  # type: ignore[no-any-return]
     except BaseException:  # no memory
         gc.enable()
         raise
-    return found

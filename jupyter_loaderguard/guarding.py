@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import interrupts
@@ -15,6 +16,7 @@ from .errors import LoaderGuardError
 from .model import Stall, StopReport
 from .quarantine import load
 from .registry import Record, Run, registry
+from .seam import forget_said, shield
 from .torch_adapter import adapter
 from .views import text
 from .watch import watchdog
@@ -28,25 +30,28 @@ _holders: set[object] = set()
 
 def activate(holder: object) -> None:
     """Guard from now on, until every holder has deactivated it."""
-    registry.settle_in_fork()
-    _holders.add(holder)
-    if not registry.is_guarding:
-        registry.is_guarding = True
-        atexit.register(_stop_at_exit)
-        registry.ledger.open()
-        adapter.instrument()
-        watchdog.start()
+    with interrupts.held():
+        registry.settle_in_fork()
+        _holders.add(holder)
+        if not registry.is_guarding:
+            registry.is_guarding = True
+            forget_said()
+            atexit.register(_stop_at_exit)
+            registry.ledger.open()
+            adapter.instrument()
+            watchdog.start()
 
 
 def deactivate(holder: object) -> None:
     """Undo `activate`; live loaders go on working."""
-    _holders.discard(holder)
-    if registry.is_guarding and not _holders:
-        registry.is_guarding = False
-        watchdog.stop()
-        adapter.uninstrument()
-        registry.ledger.close()
-        atexit.unregister(_stop_at_exit)
+    with interrupts.held():
+        _holders.discard(holder)
+        if registry.is_guarding and not _holders:
+            registry.is_guarding = False
+            watchdog.stop()
+            adapter.uninstrument()
+            registry.ledger.close()
+            atexit.unregister(_stop_at_exit)
 
 
 def _stop_at_exit() -> None:
@@ -77,7 +82,6 @@ def dismiss_multiprocessing_helpers() -> None:
             thread.join(HELPER_SECONDS)
 
 
-@contextlib.contextmanager
 def guard(
     *,
     stall_seconds: float | None = None,
@@ -88,39 +92,82 @@ def guard(
     grace_seconds: float | None = None,
     keep: bool = False,
     refresh_seconds: float | None = None,
-) -> Iterator[Run]:
+) -> contextlib.AbstractContextManager[Run]:
     """Run a block under the strict guard: none of its workers outlives it.
 
     `run.report` holds the figures afterwards. With `keep` the workers stay at a normal end.
     """
-    allowance = make_allowance(retry, skip, quarantine)
-    grace = check_seconds("grace_seconds", registry.grace_seconds if grace_seconds is None else grace_seconds)
-    often = registry.refresh_seconds if refresh_seconds is None else refresh_seconds
-    refresh = check_seconds("refresh_seconds", often, least=0.05)
-    stall = check_seconds("stall_seconds", registry.stall_seconds if stall_seconds is None else stall_seconds, 0.1)
-    reaction = check_on_stall("on_stall", registry.on_stall if on_stall is None else on_stall)
-    holder = object()
-    activate(holder)
-    try:
-        run, failed = Run(registry, grace, keep, refresh, stall, reaction, allowance), True
+
+    def prepare() -> Callable[[], Run]:
+        allowance = make_allowance(retry, skip, quarantine)
+        grace = check_seconds("grace_seconds", registry.grace_seconds if grace_seconds is None else grace_seconds)
+        often = registry.refresh_seconds if refresh_seconds is None else refresh_seconds
+        refresh = check_seconds("refresh_seconds", often, least=0.05)
+        stall = check_seconds("stall_seconds", registry.stall_seconds if stall_seconds is None else stall_seconds, 0.1)
+        reaction = check_on_stall("on_stall", registry.on_stall if on_stall is None else on_stall)
+        return functools.partial(Run, registry, grace, keep, refresh, stall, reaction, allowance)
+
+    return _Block(prepare, keep)
+
+
+class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[Run]):
+    """A block under the strict guard.
+
+    A class and not a generator: an interrupt that comes when the generator has yielded and the block has not begun
+    leaves it to whoever holds the traceback; and one that was never left is closed when Python's modules are gone.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[], Run]], keep: bool) -> None:
+        self._prepare = prepare
+        self._keep = keep
+        self._run: Run | None = None
+
+    def _recreate_cm(self) -> _Block:
+        return _Block(self._prepare, self._keep)
+
+    def __enter__(self) -> Run:
+        if self in _holders:
+            raise LoaderGuardError("this guard is on; each block needs one of its own")
+        make_run = self._prepare()
         try:
-            yield run
-            failed = False
-        finally:
-            finish_run(run, keep=keep and not failed)
-    finally:
-        deactivate(holder)
+            with interrupts.held():
+                activate(self)
+                self._run = run = make_run()
+        except BaseException:
+            self._end(is_kept=False)
+            raise
+        return run  # nothing is called any more: no interrupt comes between this and the block
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._end(self._keep and kind is None)
+        except KeyboardInterrupt:  # a moment before it was held back, or after
+            self._end(self._keep and kind is None)
+            raise
+
+    def _end(self, is_kept: bool) -> None:
+        """Do what is not done yet."""
+        with interrupts.held():
+            run, self._run = self._run, None
+            try:
+                if run is not None:
+                    finish_run(run, is_kept)
+            finally:
+                deactivate(self)
 
 
 def finish_run(run: Run, keep: bool, why: str = "its guarded block ended", deliver: str = interrupts.NOW) -> None:
     """End a run: stop its loaders unless they are to be kept, and write its report."""
     with interrupts.held(deliver):
-        run.end()
+        with shield("a guarded run is not ended properly"):
+            run.end()
         if not keep:
             registry.stop([record for record in run.born if record.workers], why, run.grace_seconds)
+            registry.shut_down([record for record in registry.handed_back if record in run.born])
         for record in run.born:
             registry.await_stop(record)
-        run.make_report()
+        with shield("the report of a guarded run has no figures"):
+            run.make_report()
 
 
 def check_seconds(name: str, value: Any, least: float = 0.0) -> float:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from .seam import rim, shield
+
 
 class _LateImport(importlib.abc.MetaPathFinder):
     """Waits on `sys.meta_path` for one module and is gone once that has been imported."""
@@ -18,6 +20,7 @@ class _LateImport(importlib.abc.MetaPathFinder):
         self.then = then
         self._is_asking = False
 
+    @rim
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -28,13 +31,14 @@ class _LateImport(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             self._is_asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TellingLoader(spec.loader, self)
+        with shield("DataLoaders work, but are not guarded"):
+            if spec is not None and spec.loader is not None:
+                spec.loader = _TellingLoader(spec.loader, self)
         return spec
 
     def forget(self) -> None:
         """Stop waiting."""
-        if self in sys.meta_path:
+        if sys.meta_path is not None and self in sys.meta_path:  # it is None when Python ends
             sys.meta_path.remove(self)
 
 

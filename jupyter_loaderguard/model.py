@@ -28,7 +28,7 @@ class WorkerState:
     memory_bytes: int
     """Resident memory; pages that workers share are counted in each of them."""
     phase: str = "unknown"
-    """starting, idle or loading; unknown for a worker that is older than the guard."""
+    """starting, idle or loading; unknown for a worker that is not observed: it may be older than the guard."""
     sample: str | None = None
     """What it loads: the sample's index as text, or its number in the stream of an iterable dataset."""
     sample_seconds: float = 0.0
@@ -264,6 +264,8 @@ class LateWorker:
             return f"{self.name}, {self.samples.removeprefix('on ')}: {self.kind}: {self.detail}"
         if self.kind.startswith(("idle", "starting")):
             return f"{self.name} is {doing}"
+        if self.samples.startswith("on an unknown sample"):
+            return f"{self.name} is {self.samples}, {doing}{self.where()}"
         return f"{self.name} has been {self.samples} for {self.seconds:.1f} s, {doing}{self.where()}"
 
     def where(self) -> str:

@@ -84,8 +84,19 @@ def is_gone(pid: int, mark: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:  # no descriptor left, or no right to look
-        return False
+        return _is_ended_child(pid) is True
     return fields[19] != mark or fields[0] not in _STATES
+
+
+def _is_ended_child(pid: int) -> bool | None:
+    """Tell whether a child of this process has ended, without a descriptor, and without taking its exit status.
+
+    None if it is no child of ours: the pid of one that nobody has reaped is not used again.
+    """
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except (AttributeError, OSError):  # not on this system; or not a child
+        return None
 
 
 def state_of(pid: int) -> str:
@@ -153,11 +164,15 @@ class Handle:
         """Tell whether it still runs; a zombie does not."""
         if self._pidfd is not None:
             return not _is_readable(self._pidfd)
-        return self.mark is not None and self.state() != "dead" and start_mark(self.pid) == self.mark
+        return self.mark is not None and not is_gone(self.pid, self.mark)
+
+    def _is_itself(self) -> bool:
+        """Tell whether its pid is certainly its own; where no file can be opened, whether it is a child of ours."""
+        return self._pidfd is not None or start_mark(self.pid) == self.mark or _is_ended_child(self.pid) is False
 
     def send(self, signum: int) -> bool:
         """Signal this very process; False if it is gone or belongs to somebody else."""
-        if not self.is_alive() or _is_foreign(self.pid):
+        if not self.is_alive() or not self._is_itself() or _is_foreign(self.pid):
             return False
         try:
             if self._pidfd is not None:
@@ -183,12 +198,14 @@ class Handle:
 
     def close(self) -> None:
         """Give the pidfd back; the process is not touched."""
-        fd, self._pidfd = self._pidfd, None
+        fd, self._pidfd = getattr(self, "_pidfd", None), None
         if fd is not None:
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        fd = getattr(self, "_pidfd", None)
+        if fd is not None:
+            os.close(fd)
 
     def __repr__(self) -> str:
         return f"<Handle pid={self.pid} started={self.mark}>"

@@ -5,12 +5,14 @@ The only room that touches private names of multiprocessing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty
 from typing import Any
@@ -20,6 +22,11 @@ CAN_POLL = hasattr(select, "poll")
 PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
 LOCK_SECONDS = 0.1
 """How long to wait for a lock that a dead process may hold for ever, or for a thread on its way out."""
+
+
+def is_plain(queue: Any) -> bool:
+    """Tell whether it is a queue of multiprocessing's own, whose inside is known; libraries have others."""
+    return type(queue) is Queue and hasattr(queue, "_reader")
 
 
 class Inbox:
@@ -37,6 +44,13 @@ class Inbox:
 
     def read(self, await_more: Callable[[], None]) -> Any:
         """Return the next object; to be called when the pipe is readable, as it is after each `await_more`."""
+        return self.open(self.read_message(await_more))
+
+    open = staticmethod(ForkingPickler.loads)
+    """Makes the object of a message; user code may raise in it."""
+
+    def read_message(self, await_more: Callable[[], None]) -> memoryview:
+        """Return the next object as it was sent: a piece of memory."""
         self._fill(4, await_more)
         start, size = 4, struct.unpack_from("!i", self._bytes)[0]
         if size == -1:  # the length does not fit into 31 bits
@@ -45,20 +59,25 @@ class Inbox:
         self._fill(start + size, await_more)
         message, self._bytes = memoryview(self._bytes)[start:], bytearray()
         self._queue._sem.release()
-        return ForkingPickler.loads(message)
+        return message
 
-    def get(self, timeout: float) -> Any:
-        """Return the next object, as `Queue.get` does for a queue that nobody else reads."""
+    def await_message(self, timeout: float) -> memoryview:
+        """Return the next object as it was sent, or raise Empty; for a queue that nobody else reads."""
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self.fd, select.POLLIN)
         if not self._poll.poll(timeout * 1000):
             raise Empty
-        return self.read(self._await_more)
+        return self.read_message(self.await_more)
 
-    def _await_more(self) -> None:
-        assert self._poll is not None
-        self._poll.poll()
+    @property
+    def has_begun(self) -> bool:
+        """Whether part of a message was read, and the rest was not."""
+        return bool(self._bytes)
+
+    def await_more(self) -> None:
+        """Wait for the rest of a message for as long as it takes."""
+        is_ready(self.fd, select.POLLIN, None)
 
     def _fill(self, size: int, await_more: Callable[[], None]) -> None:
         while len(self._bytes) < size:
@@ -68,6 +87,27 @@ class Inbox:
             if not data:
                 raise EOFError("the workers' pipe is closed")
             self._bytes += data
+
+
+class _Rest:
+    """Stands in for a queue of which half a message was read: its next object is that one."""
+
+    def __init__(self, queue: Any, inbox: Inbox, restore: Callable[[], None]) -> None:
+        self._queue, self._inbox, self._restore = queue, inbox, restore
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self._restore()
+        return self._inbox.read(self._inbox.await_more)
+
+
+def give_back(holder: Any, name: str, inbox: Inbox) -> None:
+    """Let others read the queue that `holder` has under a name, also if half a message was read from it."""
+    queue = getattr(holder, name, None)
+    if inbox.has_begun and queue is not None:
+        setattr(holder, name, _Rest(queue, inbox, lambda: setattr(holder, name, queue)))
 
 
 def set_event(event: Any) -> bool:
@@ -83,7 +123,7 @@ def set_event(event: Any) -> bool:
 
 def can_put(queue: Any) -> bool:
     """Tell whether something put into a queue will be sent: a dead process may hold its lock for ever."""
-    if queue._wlock is None:
+    if not is_plain(queue) or queue._wlock is None:
         return True
     if not queue._wlock.acquire(True, LOCK_SECONDS):
         return False
@@ -102,26 +142,63 @@ def unlock(condition: Any) -> None:
     condition.release()
 
 
-def put_last(queue: Any, item: Any) -> None:
-    """Put something small into a queue, also if the collector has finished the queue's thread already."""
+def put_last(queue: Any, item: Any) -> bool:
+    """Put something small into a queue, also if the collector has ended the queue's thread; tell whether it is in."""
+    if not is_plain(queue):
+        return _put_in_time(queue, item)
     unlock(queue._notempty)
     feeder = getattr(queue, "_close", None)
     if feeder is None or feeder.still_active():
         queue.put(item)
-        return
-    if queue._wlock is None or queue._wlock.acquire(True, LOCK_SECONDS):
-        try:
-            if is_ready(queue._writer.fileno(), select.POLLOUT):
-                queue._writer.send_bytes(ForkingPickler.dumps(item))
-        except OSError:  # the collector has closed the pipe as well
-            return
-        finally:
-            if queue._wlock is not None:
-                queue._wlock.release()
+        return True
+    if queue._wlock is not None and not queue._wlock.acquire(True, LOCK_SECONDS):
+        return False
+    try:
+        return _send_now(queue, item)
+    except OSError:  # the collector has closed the pipe as well
+        return False
+    finally:
+        if queue._wlock is not None:
+            queue._wlock.release()
+
+
+def _put_in_time(queue: Any, item: Any) -> bool:
+    """Put something into a queue of another kind, as torch does; but whether its `put` waits is not known."""
+    done = threading.Event()
+
+    def put() -> None:
+        with contextlib.suppress(Exception):  # whatever it raises: it is not in
+            queue.put(item)
+            done.set()
+
+    threading.Thread(target=put, name="loaderguard-farewell", daemon=True).start()
+    return done.wait(LOCK_SECONDS)
+
+
+def _send_now(queue: Any, item: Any) -> bool:
+    """Write into a queue's pipe, as its thread would, if there is room.
+
+    `put` takes the queue's semaphore for each item, and whoever reads the item gives it back: what is sent without
+    taking it makes the reader fail, with a traceback, as the semaphore is bounded.
+    """
+    if not queue._sem.acquire(False):
+        return False
+    is_sent = False
+    try:
+        if is_ready(queue._writer.fileno(), select.POLLOUT):
+            queue._writer.send_bytes(ForkingPickler.dumps(item))
+            is_sent = True
+    finally:
+        if not is_sent:
+            queue._sem.release()
+    return is_sent
 
 
 def close(queue: Any) -> None:
     """Close a queue and see its feeder thread end, which may sit on a full pipe that nobody reads."""
+    if not is_plain(queue):
+        getattr(queue, "close", lambda: None)()
+        return
     unlock(queue._notempty)
     queue.cancel_join_thread()
     thread = getattr(queue, "_thread", None)
@@ -152,11 +229,11 @@ def _dismiss_feeder(queue: Any) -> None:
         queue._finalize_close(queue._buffer, queue._notempty)
 
 
-def is_ready(fd: int, events: int) -> bool:
-    """Tell whether a descriptor can be read or written now (poll: select stops at descriptor 1023)."""
+def is_ready(fd: int, events: int, milliseconds: int | None = 0) -> bool:
+    """Tell whether a descriptor can be read or written by now (poll: select stops at descriptor 1023)."""
     poll = select.poll()
     poll.register(fd, events)
-    return bool(poll.poll(0))
+    return bool(poll.poll(milliseconds))
 
 
 def on_unsent(queue: Any, note: Callable[[Exception, Any], None]) -> None:

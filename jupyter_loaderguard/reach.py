@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import deque
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 DEEPEST, MOST, WIDEST = 4, 2000, 64
@@ -26,6 +27,26 @@ def visit(roots: dict[str, Any], note: Callable[[str, Any], bool]) -> None:
         seen.add(id(thing))
         if not note(path, thing) and depth < DEEPEST:
             pending.extend((inner, part, depth + 1) for inner, part in _parts(path, thing))
+
+
+def leads_to(roots: dict[str, Any], target: Any) -> bool:
+    """Tell whether an object can be reached from others, also through what is half way through an iteration."""
+    found: list[bool] = []
+
+    def note(path: str, thing: Any) -> bool:
+        if thing is target or (hasattr(type(thing), "__next__") and _is_under_way_with(thing, target)):
+            found.append(True)
+        return bool(found)
+
+    visit(roots, note)
+    return bool(found)
+
+
+def _is_under_way_with(thing: Any, target: Any) -> bool:
+    """Tell whether a generator, or one of Python's own iterators, goes on with an object when it is asked for more."""
+    parts = gc.get_referents(thing)
+    parts += [inner for part in parts if type(part) is FrameType for inner in gc.get_referents(part)]  # before 3.11
+    return any(part is target for part in parts)
 
 
 def _parts(path: str, thing: Any) -> list[tuple[str, Any]]:

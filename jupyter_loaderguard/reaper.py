@@ -17,6 +17,13 @@ NOTE [ Nobody's child ]
 The reaper forks once and its first half exits at once, so that it is not a child of the kernel:
 user code that waits for all its children (`os.wait()` until ECHILD) must not wait for us.
 
+NOTE [ A start that takes long ]
+A debugger may hold a child process back, a disk may be slow, `sys.executable` a script that does something else. So
+its answer is awaited for ANSWER_SECONDS, once; then loaders start without it, one line says so, and it is used from
+the moment at which it answers: what it has missed stands in its pipe. Debuggers attach to children by changing the
+command line of what looks like Python (pydevd, behind JupyterLab's debugger, in `subprocess` and in `os`), and then
+hold it until somebody attaches to it. A shell does not look like Python; it becomes Python by `exec`.
+
 The lines on the pipe, each far below PIPE_BUF and so never torn:
     + PID MARK     a worker was born; MARK is its start time
     - PID          it was stopped and reaped by the kernel
@@ -47,6 +54,10 @@ IS_SUPPORTED = hasattr(os, "fork")
 BURST_SECONDS = 0.25
 POLL_SECONDS = 0.2
 """How often to look at the kernel where it cannot be waited for."""
+ANSWER_SECONDS = 2.0
+MOST_FAILURES = 3
+"""How often to start what ends without an answer."""
+SHELL = "/bin/sh"
 
 
 class Reaper:
@@ -54,6 +65,11 @@ class Reaper:
 
     def __init__(self) -> None:
         self._starting: subprocess.Popen[bytes] | None = None
+        """Its first half, until it has ended. See NOTE [ Nobody's child ]."""
+        self._answer = b""
+        self._patient_until = 0.0
+        self._failures = 0
+        self._has_complained = False
         self._handle: Handle | None = None
         self._pipe: int | None = None
         self._owner = os.getpid()
@@ -75,10 +91,13 @@ class Reaper:
         return (handle.pid, handle.mark) if handle is not None and handle.mark is not None else None
 
     def start(self) -> None:
-        """Start it without waiting for it, unless it runs."""
-        with self._own_lock():
+        """Start it without waiting for it, unless it runs; if it cannot be started, `ensure` says so."""
+        with self._own_lock(), contextlib.suppress(OSError):
             if self._starting is None and (self._handle is None or not self._handle.is_alive()):
                 self._start()
+                threading.Thread(
+                    target=_reap_soon, args=(self._starting,), name="loaderguard-reaper-start", daemon=True
+                ).start()
 
     def _own_lock(self) -> threading.Lock:
         """Return the lock; a fresh one in a fork of the kernel, whose reaper is not ours."""
@@ -91,64 +110,134 @@ class Reaper:
         mark = start_mark(os.getpid())
         if not IS_SUPPORTED or mark is None:  # it could not tell this process from another
             return
+        if not sys.executable:
+            raise FileNotFoundError("where Python's program is, is not known here: sys.executable is empty")
+        into, self._pipe = os.pipe()
+        try:
+            os.set_blocking(self._pipe, False)
+            self._starting = self._launch(into, mark)
+        except BaseException:
+            self._forget_pipe()
+            raise
+        finally:
+            os.close(into)
+        self._answer, self._patient_until = b"", time.monotonic() + (0 if self._failures else ANSWER_SECONDS)
+        self._say(*self._known())
+
+    def _launch(self, pipe: int, mark: str) -> subprocess.Popen[bytes]:
+        """Start it so that no debugger takes it for one more program to debug. See NOTE [ A start that takes long ]."""
         command = [sys.executable, "-I", os.path.abspath(__file__), str(os.getpid()), mark]
-        self._starting = subprocess.Popen(
+        if os.access(SHELL, os.X_OK):
+            command = [SHELL, "-c", 'exec "$@"', "loaderguard", *command]
+        return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
+            stdin=pipe,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=os.path.abspath(os.sep),
             start_new_session=True,
         )
-        assert self._starting.stdin is not None
-        self._pipe = os.dup(self._starting.stdin.fileno())
-        self._starting.stdin.close()
-        os.set_blocking(self._pipe, False)
-        self._say(*self._known())
 
     def _known(self) -> list[str]:
         births, semaphores = list(self._births.items()), list(self._semaphores)
         return [f"+ {pid} {mark}" for pid, mark in births] + [f"s {name}" for name in semaphores]
 
     def _settle(self) -> None:
-        """Take the pid that the first half printed, and reap that half. See NOTE [ Nobody's child ]."""
-        process, self._starting = self._starting, None
-        if process is None:
+        """Take the pid that the second half prints, and reap the first. See NOTE [ Nobody's child ]."""
+        process = self._starting
+        if process is None or process.stdout is None:
             return
-        assert process.stdout is not None
-        with process.stdout as stdout:
-            answer = stdout.readline()
-        process.wait()
-        self._handle = Handle(int(answer)) if answer.strip().isdigit() else None
+        if self._handle is None and not process.stdout.closed:
+            self._listen(process.stdout.fileno())
+            pid = next((int(line) for line in self._answer.split(b"\n")[:-1] if line.isdigit()), None)
+            if pid is not None:
+                self._handle, self._failures, self._has_complained = Handle(pid), 0, False
+            if pid is None and process.poll() is None:
+                return  # it may still answer
+            process.stdout.close()
+            self._failures += pid is None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, self._patient_until - time.monotonic()))
+            self._starting = None
 
-    def ensure(self) -> str | None:
-        """Have it running before the next worker is born; say in a line if it had to be started again."""
+    def _listen(self, fd: int) -> None:
+        """Read until there is a pid; whoever is started in its place may print something else, or nothing."""
+        while not any(line.isdigit() for line in self._answer.split(b"\n")[:-1]):
+            patience = self._patient_until - time.monotonic()
+            if not _is_readable(fd, max(0.0, patience)) or not (data := os.read(fd, 4096)):
+                return
+            self._answer = self._answer[-4096:] + data
+            if patience <= 0:  # one that prints for ever is not read for ever
+                return
+
+    def ensure(self, is_scarce: bool = False) -> str | None:
+        """Have it running before the next worker is born; say in a line if it had to be started again, or cannot be.
+
+        If descriptors are so scarce that the loader needs each of them, it is done without.
+        """
         with self._own_lock():
-            return self._ensure()
+            return self._do_without() if is_scarce else self._ensure()
 
     def _ensure(self) -> str | None:
         self._settle()
-        if self._handle is not None and self._handle.is_alive():
+        if self._handle is not None and self._handle.is_alive() and self._pipe is not None:
             return None
+        if self._starting is not None and self._handle is None:
+            return self._complain(f"has not answered for {ANSWER_SECONDS:.0f} s; until it does,")
         lost, self._handle = self._handle, None
+        if lost is not None and self._pipe is None:  # it cannot be told anything: its successor is told all
+            lost.send(KILL)
+            lost = None
         self._forget_pipe()
+        if self._failures >= MOST_FAILURES:
+            return self._complain("ends without an answer;")
         try:
             self._start()
-        except OSError as error:
-            return f"loaderguard: the reaper cannot be started ({error}); workers may outlive a killed kernel."
+        except (OSError, ValueError) as error:
+            return self._complain(f"cannot be started ({error});")
         self._settle()
+        if self._handle is None:
+            return self._complain("has not answered;") if IS_SUPPORTED else None
         if lost is None:
             return None
-        now = self._handle.pid if self._handle else None
-        return f"loaderguard: the reaper (pid {lost.pid}) was gone; started again as pid {now}."
+        return f"loaderguard: the reaper (pid {lost.pid}) was gone; started again as pid {self._handle.pid}."
+
+    def _complain(self, what: str) -> str | None:
+        """Say once what is wrong with it."""
+        is_new, self._has_complained = not self._has_complained, True
+        return f"loaderguard: the reaper {what} workers may outlive a killed kernel." if is_new else None
+
+    def _do_without(self) -> str | None:
+        """Give its descriptors back; it goes on to watch over what it knows."""
+        self._settle()
+        self._forget_pipe()
+        if self._handle is not None:
+            self._handle.close()
+        else:
+            self._end_first_half()
+            self._starting = None
+        return self._complain("is done without, as too few descriptors are left (ulimit -n);")
 
     def stop(self) -> None:
         """Let it leave."""
         with self._own_lock():
+            self._patient_until = 0.0
             self._settle()
             if not self._say("q") and self._handle is not None:
                 self._handle.send(KILL)  # it is stopped, or has not read for long: it cannot be told
+            self._end_first_half()
+            self._failures, self._has_complained = 0, False
             self._forget()
+
+    def _end_first_half(self) -> None:
+        """End what has not answered, a child of ours that nobody has reaped, and what that has started."""
+        process = self._starting
+        if process is not None and process.poll() is None:
+            reap_for_good([Handle(process.pid)])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ANSWER_SECONDS)
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
 
     def _forget(self) -> None:
         self._forget_pipe()
@@ -194,6 +283,19 @@ class Reaper:
             except OSError:  # closed, or full because it is stopped
                 return False
         return True
+
+
+def _reap_soon(first_half: subprocess.Popen[bytes] | None) -> None:
+    """Reap what ends in a moment, before user code finds a child that is not its own. See NOTE [ Nobody's child ]."""
+    if first_half is not None:
+        first_half.wait()  # one that hangs ends at the latest with the guard
+
+
+def _is_readable(fd: int, seconds: float) -> bool:
+    """Wait until a descriptor can be read (poll: select stops at descriptor 1023)."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def main(kernel_pid: int, kernel_mark: str) -> None:

@@ -17,6 +17,8 @@ class Manner:
     is_iterable: bool = False
     asks_whole_batches: bool = False
     """By `__getitems__`."""
+    shows_keys: bool = False
+    """Whether the list of a batch's keys comes into the hands of the user's code: then it is torch's own."""
 
 
 def locate(position: int, done: int, size: int, keys: Any, manner: Manner) -> tuple[Any, str]:
@@ -30,13 +32,14 @@ def locate(position: int, done: int, size: int, keys: Any, manner: Manner) -> tu
         return _locate_in_stream(position, done, size, manner.is_batched)
     if not manner.is_batched:
         return keys, f"on sample {key_text(keys)}"
+    keys = plain_list(keys)
     if isinstance(keys, list) and 0 <= position < len(keys):
         return keys[position], f"on sample {key_text(keys[position])}"
     several = f"samples {span(keys)}" if isinstance(keys, list) else f"the samples {key_text(keys)}"
     if position >= size and not manner.asks_whole_batches:
         return None, f"in collate_fn of {several}"
     if isinstance(keys, list):
-        return (keys[0] if len(keys) == 1 else list.copy(keys)), f"on {several}"
+        return (keys[0] if len(keys) == 1 else keys), f"on {several}"
     return keys, f"on {several}"
 
 
@@ -45,6 +48,11 @@ def _locate_in_stream(position: int, done: int, size: int, is_batched: bool) -> 
         return None, f"in collate_fn of samples {done:,} to {done + size - 1:,} of its stream"
     number = done + max(position, 0)
     return number, f"on sample {number:,} of its stream"
+
+
+def plain_list(keys: Any) -> Any:
+    """Return the keys of a batch; those in a list of a class of the user's in a list that runs no code of it."""
+    return list.copy(keys) if list in type(keys).__mro__ else keys
 
 
 def key_text(key: Any) -> str:
@@ -56,9 +64,30 @@ def key_text(key: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
+_PLAIN_KEYS = {int, str, bool, float, bytes, type(None)}
+
+
+def quick_text(key: Any, number: int) -> str:
+    """Return a key as a short text in the midst of the loop, where no code of its class is run: else its number."""
+    parts = key if type(key) is tuple else (key,)
+    is_plain = len(parts) <= _MANY and _PLAIN_KEYS.issuperset(map(type, parts))
+    if is_plain or type(key).__module__ in ("numpy", "torch"):
+        return key_text(key)
+    return f"{type(key).__name__}, its number {number}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an error of the user's, whose class may refuse to say it."""
+    try:
+        words = str(error)
+    except (Exception, SystemExit, GeneratorExit) as failure:  # noqa: BLE001 - the user's class
+        words = f"<its message cannot be shown: str() raises {type(failure).__name__}>"
+    return f"{type(error).__name__}: {words}"
+
+
 def span(keys: list[Any]) -> str:
     """Return keys as a short text."""
-    keys = list.copy(keys)
+    keys = plain_list(keys)
     if len(keys) <= _MANY:
         return ", ".join(key_text(key) for key in keys)
     return f"{', '.join(key_text(key) for key in keys[: _MANY - 1])}, … {key_text(keys[-1])}"

@@ -157,6 +157,22 @@ def short_place(file: str) -> str:
     return file[len(here) :] if file.startswith(here) else file
 
 
+_PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)|(?P<path>[^\s"()]+):(?P<number>\d+)\b')
+
+
+def name_cells(text: str, place_of: Callable[[str], str]) -> str:
+    """Return a text from a worker, where a cell is a file like any other, with cells named as IPython names them."""
+
+    def rename(found: re.Match[str]) -> str:
+        file = found["file"] or found["path"]
+        place = place_of(file)
+        if place in (file, short_place(file)):
+            return found[0]
+        return f"{place}, line {found['line']}" if found["file"] else f"{place}:{found['number']}"
+
+    return _PLACE.sub(rename, text)
+
+
 def users_own(frames: list[Frame]) -> Frame | None:
     """Return the user's innermost frame; else the innermost one at all."""
     return next((frame for frame in frames if frame.is_user), frames[0] if frames else None)

@@ -12,6 +12,9 @@ from .processes import LINUX, NO_DESCRIPTOR, read, stat_of
 FEW_DESCRIPTORS = 10
 """As many as torch itself tries to get before it says that there are too few."""
 SPARE_DESCRIPTORS = 64
+WORKERS_DESCRIPTORS = 6
+"""As many as a loader needs for each worker: its pipes, and batches under way."""
+LOADERS_DESCRIPTORS = 16
 
 
 def resident_bytes(pid: int) -> int:
@@ -44,7 +47,7 @@ def private_bytes(pid: int) -> int:
 
     try:
         return int(psutil.Process(pid).memory_full_info().uss)
-    except psutil.Error:
+    except (psutil.Error, OSError):  # gone, or no descriptor is left to look with
         return 0
 
 
@@ -94,6 +97,22 @@ def descriptor_count(pid: int) -> int | None:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:  # not Linux, or gone
         return None
+
+
+def free_descriptors(workers: int) -> float:
+    """Return how many more files this process may open when a loader has what it needs for its workers.
+
+    Below SPARE_DESCRIPTORS they are the user's: the guard does with fewer. A pipe, a kept batch, a file that the
+    dataset opens: what plain torch has room for must have room with the guard too.
+    """
+    limit, _ = descriptor_limits()
+    if not limit:
+        return float("inf")
+    try:
+        taken = len(os.listdir("/proc/self/fd" if LINUX else "/dev/fd"))
+    except OSError as error:  # it takes one itself
+        return 0 if error.errno in NO_DESCRIPTOR else float("inf")
+    return limit - taken - WORKERS_DESCRIPTORS * workers - LOADERS_DESCRIPTORS
 
 
 def descriptor_limits() -> tuple[int, int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from . import frames, interrupts, usage
-from .errors import LoaderGuardWarning, LoaderStalled, warn_limited
+from .errors import LoaderStalled, warn_limited
 from .model import Stall
 from .registry import BATCH, BEGAN, END, RETRIED, Record, forget_stall, registry, take_verdict
 from .torch_adapter import WAITING
@@ -28,6 +28,7 @@ from .worker.slot import LOADING
 
 TICK_SECONDS = 0.25
 IDLE_SECONDS = 1.0
+JOINED_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 """A sleep of the watchdog that took so much longer than asked for means that the process did not run."""
 PREEMPTIONS_PER_SECOND = 10.0
@@ -56,6 +57,8 @@ class _Wait:
     shown: int = 0
     stall: Stall | None = None
     is_examined: threading.Event = field(default_factory=threading.Event)
+    joined_since: float | None = None
+    """Since when the main thread waits for the thread that waits, after an interrupt."""
     is_raised: bool = False
     """Whether it is to end by LoaderStalled, which says it all."""
 
@@ -71,6 +74,7 @@ class Watchdog:
         self._looked = _Moment()
         self._break_lock = threading.Lock()
         self._failure: Exception | None = None
+        self._unheard = interrupts.UnheardInterrupts()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._is_on = False
@@ -130,9 +134,10 @@ class Watchdog:
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     raise failure
+                self._unheard.look(_main_waits(records))
                 pause = self._look(records, pause)
             except Exception as error:  # noqa: BLE001 - the watchdog goes on
-                _complain(error)
+                warn_limited(f"a stall could not be looked at or shown ({type(error).__name__}: {error})")
                 pause = IDLE_SECONDS
 
     def _may_leave(self) -> bool:
@@ -174,6 +179,12 @@ class Watchdog:
             wait = self._waits[record] = _Wait(since, seen=since)
         self._discount(wait, record, now, slept)
         seconds = now - since - wait.discount
+        if record.verdict is None and _is_joined_after_interrupt(record):
+            if wait.joined_since is None:
+                wait.joined_since = now
+            if now - wait.joined_since >= JOINED_SECONDS:
+                words = "was broken off: the cell was interrupted, and waits for the thread of this loop"
+                record.verdict = record.last_verdict = LoaderStalled(f"a loop over {registry.name(record)} {words}")
         if record.verdict is not None:
             self._break(record, wait)
             return TICK_SECONDS
@@ -255,8 +266,7 @@ class Watchdog:
         """Under the lock, as above: no break comes into what is done about it."""
         with self._break_lock:
             found = take_verdict(record)
-        if record.thread != threading.main_thread().ident:
-            interrupts.breaker.call_off(record.thread)
+        interrupts.breaker.call_off()
         return found
 
     def _end(self, record: Record, since: float, outcome: str) -> None:
@@ -266,8 +276,7 @@ class Watchdog:
             wait.is_examined.wait(VERDICT_SECONDS)
         with self._break_lock:
             record.verdict = None
-        if record.thread != threading.main_thread().ident:
-            interrupts.breaker.call_off(record.thread)
+        interrupts.breaker.call_off()
         record.is_stalled = record.is_hung = False
         if wait is not None and wait.since == since:
             self._forget(record, outcome)
@@ -303,11 +312,25 @@ class _Moment:
         return cpu >= seconds / 2 or (cpu >= seconds * LEAST_CPU and preempted >= seconds * PREEMPTIONS_PER_SECOND)
 
 
-def _complain(error: Exception) -> None:
-    try:
-        warn_limited(f"a stall could not be looked at or shown ({type(error).__name__}: {error})")
-    except LoaderGuardWarning as warning:  # the user has made warnings errors: not in our thread
-        registry.tell(str(warning))
+def _main_waits(records: list[Record]) -> object:
+    """Return which workers the main thread waits for since when; None if for none, and it runs code of the user's."""
+    main = threading.main_thread().ident
+    waits = [(record.loader_id, record.waiting_since) for record in records if record.workers and record.thread == main]
+    return [wait for wait in waits if wait[1] is not None] or None
+
+
+def _is_joined_after_interrupt(record: Record) -> bool:
+    """Tell whether the main thread is done with its interrupted cell but for a thread, which waits for workers.
+
+    Libraries that load in a thread of their own end so. Plain torch's workers die of the front end's SIGINT, and the
+    thread with them; ours are deaf to it, as the end of the cell is what stops them, and it would never come.
+    """
+    main = threading.main_thread().ident
+    cell = registry.cells.get(main or 0)
+    if cell is None or record.cell is not cell or record.thread == main or not cell.has_interrupt():
+        return False
+    innermost = frames.stack_of(main)[:3]
+    return any(frame.f_code is threading.Thread.join.__code__ for frame in innermost)
 
 
 def _key(record: Record, wait: _Wait) -> str:

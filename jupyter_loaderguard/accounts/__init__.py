@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from .. import machine, usage
+from ..seam import INCOMPLETE, shield
 from ..timing import LoaderTime
 from .account import Account
 from .curve import BINS
@@ -61,10 +62,10 @@ class Accounts:
         """Take the last look; afterwards nothing changes any more."""
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(Exception):  # accounts must not keep a run from its end
+        with shield(INCOMPLETE):
             self._tick(perf_counter())
         for record in self._records:
-            with contextlib.suppress(Exception):
+            with shield(INCOMPLETE):
                 self.close(record)
 
     def close(self, record: Any) -> None:
@@ -133,7 +134,7 @@ class Accounts:
 
     def _watch(self) -> None:
         while not self._ended.wait(max(FIRST_BIN_SECONDS, self.bin_seconds)):
-            with contextlib.suppress(Exception):  # a look must not end the run's accounts
+            with shield(INCOMPLETE):
                 self._tick(perf_counter())
                 self._look_at_memory(perf_counter())
 

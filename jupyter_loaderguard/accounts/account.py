@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import defaultdict, deque
 from math import log2
 from typing import Any
 
+from ..seam import INCOMPLETE, say
 from ..timing import EpochTime, LoaderTime, SlowSample, Wait
 from ..worker.observed import bytes_of
 from .curve import Curve
@@ -86,8 +86,8 @@ class Account:
                 self._weigh(batch)
             if self.pending:
                 self._note_first(record, now)
-        except Exception:  # noqa: BLE001 - no error of ours enters the user's loop
-            pass
+        except Exception as error:  # noqa: BLE001 - the loop goes on; not a Shield, which would be felt here
+            say(INCOMPLETE, error)
 
     def _keep(self, since: float, waited: float) -> None:
         """Keep a wait; when there are many, the longer half of them. Other threads may do the same."""
@@ -99,10 +99,9 @@ class Account:
     def _weigh(self, batch: Any) -> None:
         """See how large a batch is; of the first, the second, the fourth and so on."""
         self._next_size *= 2
-        with contextlib.suppress(Exception):  # whatever the user's class does when it is looked at
-            size = bytes_of(batch, MOST_PARTS)
-            if size is not None:
-                self._sizes.append(size)
+        size = bytes_of(batch, MOST_PARTS)
+        if size is not None:
+            self._sizes.append(size)
 
     def _note_first(self, record: Any, now: float) -> None:
         epoch = self.pending.pop(record, None)

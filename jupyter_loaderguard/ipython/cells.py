@@ -18,6 +18,7 @@ from .. import frames, interrupts
 from ..guarding import finish_run
 from ..model import StopReport
 from ..registry import Cell, Record, registry, work_of
+from ..seam import rim, say, shield
 from .holders import is_held_by_frames
 from .outlet import Outlet
 from .sigint import InterruptibleWaits
@@ -36,7 +37,7 @@ def doomed(records: Iterable[Record], cell: Cell, outcome: str, is_bound: Callab
             for record in records
             if (record.cell is cell or (record.is_broken and record.last_cell is cell))
             and not is_bound(record)
-            and (record.is_broken or not record.is_persistent)
+            and (record.is_broken or not record.is_kept())
             and not _is_in_other_thread(record, cell)
         ]
     return []
@@ -63,6 +64,8 @@ class Cells:
         self._places: dict[Cell, tuple[Any, FrameType | None]] = {}
         self._waits: dict[Cell, InterruptibleWaits] = {}
         self._failures = 0
+        self.unfollowed: set[int] = set()
+        """Threads that run a cell which the guard has failed to follow."""
         self._ahead = 1 if version_info >= (9,) else 0
         """By how much the shell's execution count is ahead of the running cell's; learnt from each cell."""
         self.after_run: Callable[[Cell, str], None] = lambda cell, outcome: None
@@ -106,7 +109,21 @@ class Cells:
 
     # -- begin ----------------------------------------------------------------------------------
 
+    @rim
     def _pre_run_cell(self, info: ExecutionInfo) -> None:
+        running = registry.cells.get(threading.get_ident())
+        self.unfollowed.discard(threading.get_ident())
+        try:
+            self._follow_held(info)
+        except Exception as error:  # noqa: BLE001 - see NOTE [ Fail open ] in seam.py
+            self.unfollowed.add(threading.get_ident())
+            say("what this cell leaves behind is not cleared away", error)
+            with shield("this cell is followed no longer"):
+                cell = self.current()
+                if cell is not None and cell is not running:
+                    self._drop(cell)
+
+    def _follow_held(self, info: ExecutionInfo) -> None:
         try:
             # IPython prints and forgets what is raised here; an async cell has a handler that raises nothing
             with interrupts.held(interrupts.LATER) if interrupts.is_raising() else contextlib.nullcontext():
@@ -135,7 +152,7 @@ class Cells:
         """Tell whether a cell has ended without a word: it is neither on the stack nor a task that waits."""
         if cell is None:
             return False
-        task, frame = self._places[cell]
+        task, frame = self._places.get(cell, (None, None))
         return task.done() if task is not None else frame is not None and frame not in frames.running()
 
     def _begin(self, info: Any, number: int | None) -> None:
@@ -165,15 +182,41 @@ class Cells:
 
     # -- end ------------------------------------------------------------------------------------
 
+    @rim
     def _post_run_cell(self, result: ExecutionResult | None) -> None:
-        cell = None
+        cell = registry.cells.get(threading.get_ident())
         try:
-            cell = self.current()
+            self._conclude_held(cell, result)
+        except Exception as error:  # noqa: BLE001 - see NOTE [ Fail open ] in seam.py
+            say("the end of this cell is not as it should be", error)
+            with shield("workers of this cell are not stopped"):
+                self._end_plainly(cell, result)
+
+    def _end_plainly(self, cell: Cell | None, result: ExecutionResult | None) -> None:
+        """Do the least that a cell's end has to do: its loaders end if it failed."""
+        if cell is None:
+            return
+        if cell is self.current():
+            self._drop(cell)
+        if cell.run is not None and cell.run in registry.runs:
+            finish_run(cell.run, keep=False, deliver=interrupts.NEVER)
+        if result is None or not result.success:
+            outcome = INTERRUPT if cell.is_interrupted else ERROR
+            self._stop(doomed(registry.all(), cell, outcome, self._is_bound), "its cell failed", None)
+
+    def _drop(self, cell: Cell) -> None:
+        """Follow a cell no longer, whatever is known of it."""
+        self._forget(cell)
+        registry.end_cell(cell)
+        if cell.outer is None:
+            self._watch.end()
+
+    def _conclude_held(self, cell: Cell | None, result: ExecutionResult | None) -> None:
+        try:
             with interrupts.held(interrupts.NEVER):
                 self._conclude(cell, result)
         except KeyboardInterrupt:  # a moment before it was held back, or after; IPython would print and forget it
             with interrupts.held(interrupts.NEVER):
-                cell = cell or self.current()
                 if cell in self._infos:
                     self._conclude(cell, result)
 
@@ -231,6 +274,7 @@ class Cells:
         grace = cell.run.grace_seconds if cell.run else None
         if registry.is_guarding:
             self._stop(doomed(registry.all(), cell, outcome, self._is_bound), why, grace)
+            registry.shut_down(doomed(registry.handed_back, cell, outcome, self._is_bound))
             self._failures += outcome != OK
             if cell.outer is None:
                 self._stop([record for record in registry.all() if self._is_forgotten(record, cell)], why, grace)
@@ -240,6 +284,7 @@ class Cells:
             self.after_run(cell, outcome)
         elif outcome == OK and any(self._may_be_garbage(record, cell) for record in registry.all()):
             gc.collect()
+        registry.await_stops(cell)
 
     def _stop(self, records: list[Record], why: str, grace: float | None) -> None:
         if records:
@@ -259,8 +304,8 @@ class Cells:
         To ask who holds it takes some 50 ms, so it is asked once after a failure and once after the loss
         of the name.
         """
-        iterator, loader = record.iterator(), record.loader()
-        if self._has_name(iterator, loader if record.is_persistent else None):
+        iterator, loader, is_kept = record.iterator(), record.loader(), record.is_kept()
+        if self._has_name(iterator, loader if is_kept else None):
             record.judged_at = None
             return False
         if iterator is None or not record.workers or record.judged_at == self._failures:
@@ -269,7 +314,7 @@ class Cells:
             return False
         record.judged_at = self._failures
         return is_held_by_frames(iterator, loader) and (
-            not record.is_persistent or loader is None or is_held_by_frames(loader, iterator)
+            not is_kept or loader is None or is_held_by_frames(loader, iterator)
         )
 
     def _may_be_garbage(self, record: Record, cell: Cell) -> bool:

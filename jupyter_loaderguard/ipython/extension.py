@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ..guarding import activate, deactivate, dismiss_multiprocessing_helpers, st
 from ..ledger import find_abandoned
 from ..model import Findings, RunReport, Snapshot, Stall, StopReport
 from ..registry import Cell, Record, Run, registry
+from ..seam import shield
 from ..traces import short_place
 from ..views import text
 from ..watch import watchdog
@@ -87,13 +89,10 @@ class Extension:
 
     def unload(self) -> None:
         """Leave the shell as it was; live loaders go on working."""
-        try:
-            self._stop_widget()
-            close_clusters()
-        finally:
-            deactivate(self)
-            while self._undo:
-                self._undo.pop()()
+        for undo in (self._stop_widget, close_clusters, lambda: deactivate(self), *reversed(self._undo)):
+            with shield("something of loaderguard is left in this shell"):
+                undo()
+        self._undo.clear()
 
     def suspend(self) -> None:
         """Guard nothing until `resume`."""
@@ -149,18 +148,21 @@ class Extension:
 
     def _on_exit(self, change: Any) -> None:
         if change["new"]:
-            stop_everything("the kernel ends")
-            dismiss_multiprocessing_helpers()
+            with shield("workers may be left when the kernel ends"):
+                stop_everything("the kernel ends")
+                dismiss_multiprocessing_helpers()
 
     def _add_voice(self) -> None:
         before = registry.tell, registry.name_of, watchdog.show, watchdog.place_of, registry.open_progress
         registry.tell, registry.name_of = _tell, self._name_of
         watchdog.show, watchdog.place_of = self._show_stall, self._place_of
+        registry.place_of, earlier = self._place_of, registry.place_of
         if getattr(self.shell, "kernel", None) is not None:  # a terminal has a bar of its own
             registry.open_progress = self._open_progress
 
         def undo() -> None:
             registry.tell, registry.name_of, watchdog.show, watchdog.place_of, registry.open_progress = before
+            registry.place_of = earlier
 
         self._undo.append(undo)
 
@@ -199,6 +201,8 @@ class Extension:
     def begin_run(self, options: Any) -> None:
         """Guard the rest of the running cell strictly."""
         cell = self.cells.current()
+        if cell is None and threading.get_ident() in self.cells.unfollowed:
+            return  # that was said; it runs as it would without the guard
         if cell is None:
             raise UsageError("%%guarded_loader: no cell is running here (silent execution?)")
         if not registry.is_guarding:
@@ -208,7 +212,10 @@ class Extension:
         grace = registry.grace_seconds if options.grace is None else options.grace
         stall = registry.stall_seconds if options.stall is None else options.stall
         on_stall = options.on_stall or registry.on_stall
-        with interrupts.held():  # a run that has begun is known to its cell, which ends it
+        with (
+            shield("this cell is guarded as a plain one"),
+            interrupts.held(),  # a run that has begun is known to its cell, which ends it
+        ):
             self._options[cell] = options
             cell.run = Run(registry, grace, options.keep, registry.refresh_seconds, stall, on_stall, options.allowance)
             if self.configuration.widget and not options.no_widget and can_show(self.shell):
@@ -220,13 +227,12 @@ class Extension:
         options, live = self._options.pop(cell), self._live.pop(cell, None)
         assert cell.run is not None
         self.last_report = cell.run.report
-        try:
+        with shield("the live widget of this cell stays as it is"):
             if live is not None:
                 live.settle(cell.run.summary())
-        finally:
-            if options.name:
-                self.shell.push({options.name: cell.run.report})
-            show_closing_line(outcome, cell.run, options.quiet)
+        if options.name:
+            self.shell.push({options.name: cell.run.report})
+        show_closing_line(outcome, cell.run, options.quiet)
 
     def show_widget(self) -> None:
         """Show the live widget on its own."""

@@ -13,11 +13,15 @@ _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 def is_held_by_frames(thing: Any, partner: Any) -> bool:
     """Tell whether finished frames hold it and nothing else does, but for its partner: the loader or the iterator."""
-    holders = gc.get_referrers(thing)
+    holders, others = gc.get_referrers(thing), []
     allowed = (partner, None if partner is None else vars(partner))
-    # lists, not generators: those would be holders themselves
-    others = [holder for holder in holders if not _is_one_of(holder, allowed)]
-    return holders != [] and False not in [_is_of_a_frame(holder, (holders, others), 3) for holder in others]
+    try:
+        # lists, not generators: those would be holders themselves
+        others += [holder for holder in holders if not _is_one_of(holder, allowed)]
+        return holders != [] and False not in [_is_of_a_frame(holder, (holders, others), 3) for holder in others]
+    finally:
+        holders.clear()  # this very frame is one of them: they would hold each other, and the thing
+        others.clear()
 
 
 def _is_of_a_frame(holder: Any, own: tuple[Any, ...], depth: int) -> bool:
@@ -29,7 +33,10 @@ def _is_of_a_frame(holder: Any, own: tuple[Any, ...], depth: int) -> bool:
     if not depth or not isinstance(holder, (dict, tuple, CellType)):
         return False
     owners = gc.get_referrers(holder)
-    return False not in [_is_of_a_frame(owner, (*own, owners), depth - 1) for owner in owners]
+    try:
+        return False not in [_is_of_a_frame(owner, (*own, owners), depth - 1) for owner in owners]
+    finally:
+        owners.clear()  # as above
 
 
 def _is_finished(frame: FrameType) -> bool:

@@ -18,6 +18,7 @@ from ..errors import LoaderGuardError
 from ..guarding import ON_STALL, check_seconds, clean, make_allowance, stacks
 from ..model import Snapshot
 from ..registry import Run, registry
+from ..seam import rim, say
 from ..views import text
 from .cells import OK
 from .live import can_show
@@ -25,6 +26,7 @@ from .live import can_show
 _FIRST_LINE = re.compile(r"%%guarded_loader(?:\s+(?P<options>.*?))?\s*$")
 
 
+@rim
 def guard_cell(lines: list[str]) -> list[str]:
     """Turn a `%%guarded_loader` cell into a plain cell whose first line begins the guard.
 
@@ -34,10 +36,19 @@ def guard_cell(lines: list[str]) -> list[str]:
     match = _FIRST_LINE.match(lines[0]) if lines else None
     if match is None:
         return lines
-    body = lines[1:]
+    try:
+        return _guarded(match["options"] or "", lines[1:])
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see NOTE [ Fail open ] in seam.py
+        say("this cell is not guarded strictly", error)
+        return ["\n", *lines[1:]]
+
+
+def _guarded(options: str, body: list[str]) -> list[str]:
     if not "".join(body).strip():
         raise UsageError("%%guarded_loader: the cell is empty; the code to guard goes on the lines below")
-    begin = f"get_ipython().run_line_magic('guarded_loader', {match['options'] or ''!r})"
+    begin = f"get_ipython().run_line_magic('guarded_loader', {options!r})"
     first = next(number for number, line in enumerate(body) if line.strip())
     if body[first].startswith("%%"):
         return [f"{begin}\n", *body[:first], *cell_magic(body[first:])]
@@ -129,8 +140,13 @@ class LoaderGuardMagics(Magics):
         if cell is not None:  # called by other code, not typed as a cell
             self.shell.run_cell(f"%%guarded_loader {line}\n{cell}").raise_error()
             return
-        options = self._parse(line)
-        self._extension.begin_run(options)
+        try:
+            options = self._parse(line)
+            self._extension.begin_run(options)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see NOTE [ Fail open ] in seam.py
+            say("this cell is guarded as a plain one", error)
 
     def _parse(self, line: str) -> Any:
         try:

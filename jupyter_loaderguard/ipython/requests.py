@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..seam import rim, shield
 from .cells import ERROR, INTERRUPT, OK, Cells
 
 
@@ -20,10 +21,11 @@ def follow_ends(kernel: Any, cells: Cells) -> Callable[[], None]:
     if original is None:
         return lambda: None
 
+    @rim
     @functools.wraps(original)
     def post_handler_hook() -> None:
-        with contextlib.suppress(KeyboardInterrupt):  # the cell that it was meant for has ended
-            cells.end_abandoned()
+        with contextlib.suppress(KeyboardInterrupt), shield("a cell that ended without a word is not cleared away"):
+            cells.end_abandoned()  # an interrupt was meant for the cell, which has ended
         original()
 
     kernel.post_handler_hook = post_handler_hook

@@ -21,6 +21,9 @@ class InterruptibleWaits:
     handler uses, leaves it asleep until something else happens.
     """
 
+    is_repeatable = True
+    """Two calls of the handler for one press do no harm: ipykernel's cancels the cell once."""
+
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self._task = task
         self._loop = task.get_loop()

@@ -8,7 +8,7 @@ operations are atomic, and whoever pops a record from `records` is the one who s
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -28,9 +28,10 @@ from ..ledger import Ledger
 from ..model import Ending, Event, LoaderState, Snapshot, Stall, StopReport
 from ..processes import Handle
 from ..reaper import Reaper
+from ..seam import INCOMPLETE, hand_back, is_for_user, rim, shield
 from . import states
 from .cell import Cell, work_of
-from .record import BATCH, BEGAN, END, ERROR, RETRIED, Control, Record
+from .record import BATCH, BEGAN, END, ERROR, RETRIED, Control, Record, keeps
 from .run import Run
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "Registry",
     "Run",
     "forget_stall",
+    "keeps",
     "registry",
     "take_verdict",
     "work_of",
@@ -69,6 +71,10 @@ class Registry:
         self.records: dict[int, Record] = {}
         self.cells: dict[int, Cell] = {}
         self.runs: list[Run] = []
+        self.handed_back: list[Record] = []
+        """Iterators that torch is responsible for: the guard failed at them."""
+        self._stops: list[tuple[list[Record], tuple[int, threading.Event]]] = []
+        """The stops that are under way: what is stopped, by which thread, and what is set when it is done."""
         self.reaper = Reaper()
         self.ledger = Ledger(self._entries, self.reaper.identity)
         self.is_guarding = False
@@ -96,43 +102,53 @@ class Registry:
         """Raises in a wait for data that begins in the main thread: an interrupt came just before it."""
         self.tell: Callable[[str], None] = lambda line: None
         self.name_of: Callable[[Any], str | None] = lambda loader: None
+        self.place_of: Callable[[str], str] = lambda file: file
+        """Names a cell for its file."""
         self.open_progress: Callable[[], Callable[[TuneProgress | None], None]] | None = None
         """Makes a display of how far `tune` is; called with None, it goes away."""
         self._ids = itertools.count(1)
 
     # -- births ---------------------------------------------------------------------------------
 
-    def add(self, iterator: Any, loader: Any, control: Control, is_adopted: bool = False) -> Record:
+    def add(
+        self, iterator: Any, loader: Any, control: Control, is_adopted: bool = False, has_workers: bool = True
+    ) -> Record:
         """Record an iterator at its birth, before it has workers; or adopt one that was alive before us."""
         self.settle_in_fork()
-        thread = threading.current_thread()
+        number = next(self._ids)
         record = Record(
             registry=self,
-            loader_id=next(self._ids),
+            loader_id=number,
             control=control,
-            iterator=weakref.ref(iterator),
-            loader=weakref.ref(loader) if loader is not None else lambda: None,
+            # one with workers says itself when it goes, in its __del__
+            iterator=weakref.ref(iterator, None if has_workers else functools.partial(self._forget, number)),
+            loader=_weak(loader),
             loader_type=type(loader).__name__ if loader is not None else "DataLoader",
             dataset=type(control.dataset(iterator, loader)).__name__,
             is_persistent=bool(getattr(loader, "persistent_workers", False)),
-            cell=None if is_adopted else self._cell_of(thread),
-            thread=threading.get_ident(),
-            work=work_of(frames.below(sys._getframe(1))),
+            cell=None if is_adopted else self._cell_here(),
+            thread=get_ident(),
+            work=work_of(frames.below(sys._getframe(1))) if has_workers else frozenset(),
             started=time.time(),
-            oom_kills=machine.oom_kills(),
+            workers=[],
+            oom_kills=machine.oom_kills() if has_workers else 0,
         )
-        self.records[record.loader_id] = record
-        runs = self._runs_of(thread)
-        for run in runs[-1:] if LENT in getattr(loader, "__dict__", ()) else runs:
-            run.take_in(record)
+        if self.runs:
+            runs = self._runs_of(threading.current_thread())
+            for run in runs[-1:] if LENT in getattr(loader, "__dict__", ()) else runs:
+                run.take_in(record)
         self.on_birth()
+        self.records[number] = record
         return record
 
-    def _cell_of(self, thread: threading.Thread) -> Cell | None:
-        """Return the cell that a thread works for."""
-        own = self.cells.get(thread.ident or 0)
+    def _cell_here(self) -> Cell | None:
+        """Return the cell that this thread works for."""
+        own = self.cells.get(get_ident())
+        if own is not None or not self.cells:
+            return own
+        thread = threading.current_thread()
         owners = [cell for cell in list(self.cells.values()) if cell.territory.includes(thread)]
-        return own or next(iter(owners), None)
+        return next(iter(owners), None)
 
     def _runs_of(self, thread: threading.Thread) -> list[Run]:
         """Return the runs that a thread works for; one with a run or cell of its own works for no other."""
@@ -157,6 +173,12 @@ class Registry:
             if run.has(record) or run.territory.own.ident == record.thread or (cell and cell.run is run):
                 return run
         return None
+
+    def may_mend(self, record: Record) -> bool:
+        """Tell whether anything may be mended for this loader; asked for each one, so the usual answer is quick."""
+        if not (self.runs or self.retry or self.skip):
+            return False
+        return self.allowance_of(record).is_open
 
     def allowance_of(self, record: Record) -> Allowance:
         """Return what may be mended for this loader: by its run, its cell, or for itself."""
@@ -196,15 +218,17 @@ class Registry:
         self.records.clear()
         self.cells.clear()
         self.runs.clear()
+        self._stops.clear()
+        self.handed_back.clear()
         self.events.clear()
         self.after_cell.clear()
         self.is_watched = False
         self.on_birth = lambda: None
 
-    def prepare_birth(self) -> None:
+    def prepare_birth(self, free_descriptors: float = usage.SPARE_DESCRIPTORS) -> None:
         """Have the reaper ready before a worker starts."""
         with interrupts.held():  # or half of the reaper's start is left as a zombie
-            line = self.reaper.ensure()
+            line = self.reaper.ensure(is_scarce=free_descriptors < usage.FEW_DESCRIPTORS)
         if line:
             self.tell(line)
 
@@ -223,19 +247,31 @@ class Registry:
         """Return the loaders with workers for the ledger; in its thread, which must not come to hold a loader."""
         return [states.entry_of(record) for record in self.all() if record.workers]
 
-    def forget_with_iterator(self, record: Record, iterator: Any) -> None:
-        """Let the record of a loader without workers go when its iterator goes."""
-        weakref.finalize(iterator, self._forget, record).atexit = False
-
-    def _forget(self, record: Record) -> None:
-        self.records.pop(record.loader_id, None)
-        if self.owner == os.getpid():
-            record.close_accounts()
-            record.slots, record.sent, record.observe = [], {}, None  # a run may keep the record
+    @rim
+    def _forget(self, number: int, iterator: Any) -> None:
+        """Let the record of a loader without workers go: its iterator has gone."""
+        record = self.records.pop(number, None)
+        if record is not None and record.accounts and self.owner == os.getpid():
+            with shield(INCOMPLETE):
+                record.close_accounts()
+                record.slots, record.sent, record.observe = [], {}, None  # a run keeps the record
 
     def remove(self, record: Record) -> bool:
         """Take a record out; True for the one caller who got it and now has to stop it."""
         return self.records.pop(record.loader_id, None) is not None
+
+    def keep_in_mind(self, record: Record) -> None:
+        """Know an iterator that was handed back to torch for as long as it lives: torch may have to end it."""
+        known = [one for one in self.handed_back if one.iterator() is not None]
+        self.handed_back = [*known, record]
+
+    def shut_down(self, records: Iterable[Record]) -> None:
+        """Have torch end the workers of iterators that were handed back to it, in its own way."""
+        for record in records:
+            iterator = record.iterator()
+            if iterator is not None and record.alive():
+                with shield(f"workers of {record.words()} are not stopped"):
+                    record.control.shut_down(iterator)
 
     def all(self) -> list[Record]:
         """Return the records of this process, oldest first."""
@@ -263,10 +299,8 @@ class Registry:
             if record.cell is cell and cell.outer is not None:
                 record.cell = cell.outer
         for act in list(self.after_cell) if cell.outer is None else []:
-            try:
+            with shield("something is left undone at the end of a cell"):
                 act(cell)
-            except Exception as error:  # noqa: BLE001 - the cell ends as it should
-                self.tell(f"loaderguard: {type(error).__name__} at the end of a cell: {error}")
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -284,7 +318,7 @@ class Registry:
             for record, _ in claimed:
                 record.stop_under_way = get_ident(), ended
                 if self.runs and record.workers:
-                    with contextlib.suppress(Exception):  # a look must not keep it from being stopped
+                    with shield(f"{record.words()} is missing in the summary"):
                         record.final = self.state_of(record)
                 record.stopped_by = why
                 if record.workers:
@@ -301,10 +335,35 @@ class Registry:
         """Wait until another thread that stops this loader has done so: a click, in the middle of a cell."""
         await_other(record.stop_under_way)
 
+    def await_stops(self, cell: Cell) -> None:
+        """Wait until other threads have stopped what they stop of a cell: the collector runs in any of them."""
+        for records, work in list(self._stops):
+            if any(record.cell is cell for record in records):
+                await_other(work)
+
     def stop_claimed(
-        self, claimed: list[tuple[Record, Any]], hurry: Callable[[], bool], grace_seconds: float
+        self,
+        claimed: list[tuple[Record, Any]],
+        hurry: Callable[[], bool],
+        grace_seconds: float,
+        due_seconds: float = 0.0,
     ) -> StopReport:
-        """Stop loaders that the caller has taken out of `records`; if that fails they are put back."""
+        """Stop loaders that the caller has taken out of `records`.
+
+        If an interrupt breaks it off they are put back; if we fail at it, torch ends them in its own way. Workers
+        that could all be told to leave have `due_seconds` for it, if that is more.
+        """
+        stop = [record for record, _ in claimed], (get_ident(), threading.Event())
+        self._stops.append(stop)
+        try:
+            return self._stop_claimed(claimed, hurry, grace_seconds, due_seconds)
+        finally:
+            self._stops.remove(stop)
+            stop[1][1].set()
+
+    def _stop_claimed(
+        self, claimed: list[tuple[Record, Any]], hurry: Callable[[], bool], grace_seconds: float, due_seconds: float
+    ) -> StopReport:
         since = time.perf_counter()
         numbered = [pair for record, _ in claimed for pair in enumerate(record.workers)]
         handles = [worker for _, worker in numbered]
@@ -313,17 +372,26 @@ class Registry:
         try:
             with usage.spare_descriptors():
                 family = processes.descendants(handles)  # before any worker can leave them behind
-                for record, iterator in claimed:
-                    if iterator is not None and record.workers:
-                        record.control.ask_to_leave(iterator)
-                how, descendants = processes.stop(handles, grace_seconds, hurry, family)
+                asked = [pair for pair in claimed if pair[1] is not None and pair[0].workers]
+                told = [record.control.ask_to_leave(iterator) for record, iterator in asked]
+                grace = max(grace_seconds, due_seconds) if all(told) else grace_seconds
+                how, descendants = processes.stop(handles, grace, hurry, family)
                 for record, iterator in claimed:
                     self._clear_away(record, iterator)
-        except BaseException:
-            self.records.update({record.loader_id: record for record, _ in claimed if record.alive()})
-            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) or is_for_user(error):
+                self.records.update({record.loader_id: record for record, _ in claimed if record.alive()})
+                raise
+            how, descendants = self._leave_to_torch(claimed, error), 0
         endings = [Ending(worker.pid, number, how[worker.pid]) for number, worker in numbered]
         return StopReport(tuple(endings), time.perf_counter() - since, len(claimed), descendants)
+
+    def _leave_to_torch(self, claimed: list[tuple[Record, Any]], error: Exception) -> dict[int, str]:
+        """Have torch end workers that we have failed to end; return how each one ended."""
+        hand_back([record for record, _ in claimed], error)
+        self.shut_down([record for record, _ in claimed])
+        handles = [worker for record, _ in claimed for worker in record.workers]
+        return {worker.pid: "unkillable" if worker.is_alive() else "SIGTERM" for worker in handles}
 
     def _clear_away(self, record: Record, iterator: Any) -> None:
         """Reap the workers that have ended, and give back what they held."""
@@ -347,7 +415,7 @@ class Registry:
         They keep their places until others take them, so that a stop by another thread finds the loader.
         """
         for account in record.accounts:
-            with contextlib.suppress(Exception):  # a look must not keep the epoch from going on
+            with shield(INCOMPLETE):
                 account.leave_workers(record)
         family = processes.descendants(record.workers)
         for number in hung:
@@ -403,6 +471,14 @@ class Registry:
         while cells and record.last_cell not in cells:
             cells = [cell.outer for cell in cells if cell.outer is not None]
         return record.last_cell is None or bool(cells)
+
+
+def _weak(loader: Any) -> Callable[[], Any]:
+    """Return what finds a loader as long as it lives; nothing for one that cannot be referred to weakly."""
+    try:
+        return weakref.ref(loader)
+    except TypeError:
+        return lambda: None
 
 
 def await_other(work: tuple[int, threading.Event] | None) -> None:

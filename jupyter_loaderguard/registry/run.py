@@ -61,7 +61,7 @@ class Run:
         self.stall_seconds = stall_seconds
         self.on_stall = on_stall
         self.stalls: list[Stall] = []
-        self._since = time.perf_counter()
+        self._since, self._seconds = time.perf_counter(), 0.0
         self.territory = Territory()
         self._before = {record: (record.batches, record.wait_seconds) for record in self._registry.all()}
         self._sums: dict[int, Sums] = {}  # epochs of one loader: their weak references are one object
@@ -108,11 +108,11 @@ class Run:
 
     def end(self) -> None:
         """Stop the sampling thread; the counters stay as they are."""
-        self.accounts.end()
+        self._seconds = time.perf_counter() - self._since
         if self in self._registry.runs:
             self._registry.runs.remove(self)
             self._registry.mark += 1
-        self._seconds = time.perf_counter() - self._since
+        self.accounts.end()
 
     def summary(self) -> Snapshot:
         """Return what its loaders did, for what stays in a saved notebook.

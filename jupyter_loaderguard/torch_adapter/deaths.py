@@ -10,6 +10,8 @@ from .. import machine
 from ..errors import add_note
 from ..model import DeadWorker, Failure
 from ..registry import Record, registry
+from ..seam import for_user
+from ..traces import name_cells
 from ..worker.slot import FAILURE, LOADING
 from .ending import detach
 
@@ -58,8 +60,8 @@ def give_up(iterator: Any, record: Record, failure: Failure) -> RuntimeError:
     error = RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly: {fates}")
     vars(error)["loaderguard_failure"] = failure
     if failure.why is not None:
-        add_note(error, f"loaderguard: it could not start:\n{failure.why}")
-    return error
+        add_note(error, f"loaderguard: it could not start:\n{name_cells(failure.why, registry.place_of)}")
+    return for_user(error)
 
 
 def describe(iterator: Any, record: Record, failed: list[int], late: str | None = None) -> Failure:

@@ -6,49 +6,64 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import _utils
+
 from .. import interrupts, queues
-from ..errors import warn_limited
+from ..errors import LoaderGuardError
 from ..registry import Record, registry
+from ..seam import RECORD, Call, entry, for_user, is_entry
+from .instrument import TORCH, TORCHDATA
+from .lengths import Lengths, lengths_of
 from .recipe import RECIPE
 
-RECORD = "_loaderguard_record"
-"""The attribute of an iterator that holds its record."""
 PIN_SECONDS = 0.3
+STATUS_SECONDS = float(getattr(_utils, "MP_STATUS_CHECK_INTERVAL", 5.0))
+"""How long torch waits before it looks after its workers, and how long it lets one leave."""
 
 
-def quick_shutdown_workers(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def _shutdown_workers(self: Any) -> None:
-        _shut_down(self, original, interrupts.NOW)
-
-    return _shutdown_workers
+def _shutdown_workers(call: Call, iterator: Any, record: Record) -> None:
+    """Stop an iterator that torch, a library or the user ends."""
+    __tracebackhide__ = True
+    _shut_down(call, iterator, record, interrupts.NOW)
 
 
-def quick_del(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def __del__(self: Any) -> None:
-        _shut_down(self, original, interrupts.LATER)
+def _del(call: Call, iterator: Any, record: Record) -> None:
+    """Stop an iterator that nobody holds any more."""
+    if is_entry(type(iterator)._shutdown_workers):
+        _shut_down(call, iterator, record, interrupts.LATER)
+    else:
+        call(iterator)  # a class of its own has something to do then
 
-    return __del__
+
+quick_shutdown_workers, quick_del = entry(_shutdown_workers), entry(_del)
 
 
-def _shut_down(iterator: Any, original: Callable[[Any], None], deliver: str) -> None:
-    """Stop an iterator that torch or the collector ends."""
-    record: Record | None = vars(iterator).get(RECORD)
-    if record is None or _is_python_exiting():
-        original(iterator)
+def _shut_down(call: Call, iterator: Any, record: Record, deliver: str) -> None:
+    __tracebackhide__ = True
+    if _is_python_exiting():
+        call(iterator)
         return
     if os.getpid() != registry.owner:
         return  # a copy that a forked worker inherited: its workers are the kernel's
     with interrupts.held(deliver) as hurry:
-        try:
-            if registry.remove(record):  # else it is stopped, or being stopped by another thread
-                registry.stop_claimed([(record, iterator)], hurry, registry.grace_of(record))
-        except Exception as error:  # noqa: BLE001 - no error of ours enters the user's loop
-            warn_limited(f"a DataLoader's workers could not be stopped ({type(error).__name__}: {error})")
+        if registry.remove(record):  # else it is stopped, or being stopped by another thread
+            registry.stop_claimed([(record, iterator)], hurry, registry.grace_of(record), _due_seconds(iterator))
+
+
+def _due_seconds(iterator: Any) -> float:
+    """Return how long workers have to leave that know that they are to.
+
+    Those that have nothing to do any more, as at the end of an epoch, are at work for themselves if they do not
+    leave at once: they save caches, or run the `finally` of a stream. torch gives them so much time.
+    """
+    if getattr(iterator, "_tasks_outstanding", 1) > 0:
+        return 0.0
+    return STATUS_SECONDS * len(iterator._workers)
 
 
 def _is_python_exiting() -> bool:
@@ -60,14 +75,44 @@ def _is_python_exiting() -> bool:
 class _TorchControl:
     """Takes iterators apart for the registry. See NOTE [ Stop order ]."""
 
-    def ask_to_leave(self, iterator: Any) -> None:
+    def ask_to_leave(self, iterator: Any) -> bool:
         iterator._shutdown = True
         forget_pids(iterator)
         end_pinning(iterator)
         event = getattr(iterator, "_workers_done_event", None)
-        if event is not None and queues.set_event(event):
-            for queue in iterator._index_queues:
-                queues.put_last(queue, None)
+        if event is None or not queues.set_event(event):
+            return False
+        return False not in [queues.put_last(queue, None) for queue in iterator._index_queues]
+
+    def lengths(self, iterator: Any) -> Lengths:
+        return lengths_of(iterator)
+
+    def hand_back(self, record: Record) -> None:
+        """Make torch responsible for an iterator again."""
+        iterator = record.iterator()
+        if iterator is not None and (record.arrived or record.probes):
+            return  # torch does not know of batches that were left out, and would wait for them
+        registry.remove(record)
+        if iterator is None:
+            return
+        vars(iterator).pop(RECORD, None)
+        record.close_accounts()
+        if record.inbox is not None:
+            queues.give_back(iterator, "_data_queue", record.inbox)
+        is_registered = getattr(iterator, "_worker_pids_set", True)
+        if record.workers and not iterator._shutdown and not is_registered:
+            signal_handling()._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
+            iterator._worker_pids_set = True
+
+    def shut_down(self, iterator: Any) -> None:
+        """Have torch end the workers in its own way, of an iterator that was handed back; those that are late first."""
+        if getattr(iterator, "_workers_done_event", None) is None:
+            return  # that is done, but for the rest
+        for process in iterator._workers:
+            process.terminate()
+        iterator._shutdown = False
+        with contextlib.suppress(ValueError):  # a queue is closed already; torch has ended the workers all the same
+            iterator._shutdown_workers()
 
     def release(self, iterator: Any, record: Record) -> None:
         for queue in getattr(iterator, "_index_queues", ()):
@@ -82,6 +127,8 @@ class _TorchControl:
         record.states.clear()
         record.ended_tasks.clear()
         detach(iterator, record)
+        if record.stopped_by and not record.is_persistent and record.is_kept():
+            _let_revive(iterator, record)
 
     def dataset(self, iterator: Any, loader: Any) -> Any:
         return iterator._dataset if loader is None else loader.dataset
@@ -152,20 +199,35 @@ def detach(iterator: Any, record: Record) -> None:
         loader._iterator = None
 
 
-def measure(iterator: Any) -> tuple[int | None, int | None]:
-    """Return the lengths of the dataset and of an epoch in batches, None where unknown.
+def stopped(record: Record) -> LoaderGuardError:
+    """Return what to raise for a loader that was stopped; when its workers are gone."""
+    registry.await_stop(record)
+    record.stop_under_way = None
+    words = f"this iterator over {registry.name(record)} was stopped by loaderguard ({record.stopped_by})"
+    return for_user(LoaderGuardError(f"{words}; iter() of the loader starts fresh workers"))
 
-    To be called when the iterator is made, in the user's own thread: their `__len__` may take long.
+
+def _let_revive(iterator: Any, record: Record) -> None:
+    """Have an iterator that its loader keeps for ever begin anew when it is asked again: no `iter()` makes another one.
+
+    By an attribute of its own, which also works when the guard is gone by then.
     """
-    return length_of(iterator._dataset), length_of(iterator._index_sampler)
+    vars(iterator)["_next_data"] = functools.partial(_revive, weakref.ref(iterator), record, threading.Lock())
 
 
-def length_of(sized: Any) -> int | None:
-    """Return how long something is, by the user's own code."""
-    try:
-        return len(sized)
-    except Exception:  # noqa: BLE001 - the user's code; an unknown length is no error
-        return None
+def _revive(reference: Callable[[], Any], record: Record, lock: threading.Lock) -> Any:
+    """Make an iterator anew, and return its next batch; a loop that another thread has stopped is told so once."""
+    __tracebackhide__ = True
+    iterator, loader, stopper = reference(), record.loader(), record.stop_under_way
+    if loader is None or (stopper is not None and stopper[0] != threading.get_ident()):
+        raise stopped(record)
+    known: list[Any] = [kind for kind in type(iterator).__mro__ if kind.__module__ in (TORCH, TORCHDATA)]
+    args, kwargs = record.making
+    with lock:
+        if "_next_data" in vars(iterator):  # no other thread has done it meanwhile
+            known[0].__init__(iterator, loader, *args, **kwargs)  # classes derived from it have done their part
+            del vars(iterator)["_next_data"]
+    return iterator._next_data()
 
 
 def signal_handling() -> Any:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+from torch.utils.data.dataloader import _DatasetKind
 
 from ..registry import registry
 from ..worker.agent import lock_table, rename_process
@@ -129,7 +130,7 @@ def prepare(
     registry.is_guarding = False  # of the kernel's guard, nothing but the agent runs here
     named = name_arguments(loop, args, kwargs)
     dataset, worker_id, is_batched = named["dataset"], named["worker_id"], bool(named["auto_collation"])
-    manner = failures.manner_of(dataset, is_batched)
+    manner = failures.manner_of(dataset, is_batched, named["dataset_kind"] == _DatasetKind.Iterable)
     if slot.read_text(LOCKS) is None:  # under fork the kernel has looked: the locks lie at the same places there
         slot.write_text(LOCKS, find_lock_table(named))
     failures.install(loop, failures.Site(slot, worker_id, os.getpid(), dataset, manner))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import warn_limited
 from ..late_import import when_imported
 from ..registry import registry
+from ..seam import shield
+from .compiling import RULES, leave_out
 
 if TYPE_CHECKING:
     from .patches import Patch
@@ -28,6 +30,7 @@ class Adapter:
     def __init__(self) -> None:
         self._patches: list[Patch] = []
         self._waiting_imports: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
         self.is_active = False
 
     def instrument(self) -> None:
@@ -37,6 +40,7 @@ class Adapter:
         self.is_active = True
         for name in (TORCH, TORCHDATA):
             self._waiting_imports.append(when_imported(name, self._patch_module))
+        self._waiting_imports.append(when_imported(RULES, self._leave_out))
 
     def uninstrument(self) -> None:
         """Leave torch as it was; live loaders go on working, in torch's own hands."""
@@ -44,12 +48,18 @@ class Adapter:
         while self._waiting_imports:
             self._waiting_imports.pop()()
         for record in registry.all():
-            from .patches import hand_back
-
-            hand_back(record)
+            with shield(f"{record.words()} is not handed back to torch"):
+                record.hand_back()
         while self._patches:
             self._patches.pop().undo()
+        while self._undo:
+            self._undo.pop()()
+        registry.handed_back.clear()
         registry.reaper.stop()
+
+    def _leave_out(self, rules: ModuleType) -> None:
+        with shield("torch.compile takes longer for loops over loaders"):
+            self._undo.append(leave_out(rules))
 
     def _patch_module(self, module: ModuleType) -> None:
         """Patch the iterator classes of a module that has just been imported; the import succeeds in any case."""

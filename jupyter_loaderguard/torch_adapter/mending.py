@@ -17,6 +17,7 @@ from ..errors import LoaderStalled, add_note
 from ..interrupts import WaitBroken
 from ..model import Failure, Retry
 from ..registry import RETRIED, Record, registry
+from ..seam import Call, for_user, let_go
 from ..worker.slot import LOADING
 from .deaths import WorkersFailed, describe, give_up
 from .ending import detach
@@ -25,7 +26,7 @@ from .replacing import replace_workers, why_not
 from .skipping import Probe, leave_out, mend_raised, search, step, take_up
 from .streams import note_state
 
-Attempt = Callable[[Any, Record, float], tuple[bool, Any]]
+Attempt = Callable[[Call, Any, Record, float], tuple[bool, Any]]
 EXACT = (
     "batches, their order and their samples are those of an undisturbed run, but for samples that were left out; what "
     "a dataset draws at random in its workers was drawn anew for the batches that were produced again"
@@ -37,15 +38,16 @@ RESUMED = "streams were resumed by load_state_dict() of their dataset, and are a
 # -- workers ----------------------------------------------------------------------------------------
 
 
-def get_mended(iterator: Any, record: Record, attempt: Attempt, timeout: float) -> tuple[bool, Any]:
+def get_mended(call: Call, iterator: Any, record: Record, attempt: Attempt, timeout: float) -> tuple[bool, Any]:
     """Get the next message of the workers; mend what is wrong meanwhile, as long as that is allowed."""
     __tracebackhide__ = True
     while True:
         if record.arrived:
             return True, record.arrived.popleft()
-        failed, success, item = None, False, None
+        failed, success = None, False
+        item: Any = (None, None)
         try:
-            success, item = attempt(iterator, record, timeout)
+            success, item = attempt(call, iterator, record, timeout)
         except WorkersFailed as found:
             failed = found
         except WaitBroken:  # ends a wait in which the thread does not look for the verdict
@@ -53,13 +55,18 @@ def get_mended(iterator: Any, record: Record, attempt: Attempt, timeout: float) 
                 raise
             failed = WorkersFailed(sorted(record.late_workers), is_hung=True)
         if failed is not None:
+            call.reopen()
             _mend_failed(iterator, record, failed)
             continue
         if not success:
             return False, None
+        probe = record.probes.get(item[0]) if type(item[0]) is int else None
+        if probe is not None:  # half a batch, of which a sample is searched, is not for the user
+            call.settle((True, (item[0], probe.as_error())))
         item = _look_at(iterator, record, item)
         if item is not None:
             return True, item
+        call.reopen()
 
 
 def _look_at(iterator: Any, record: Record, item: Any) -> Any:
@@ -140,7 +147,7 @@ def _words(failure: Failure) -> str:
 def _replace(iterator: Any, record: Record, failed: WorkersFailed, failure: Failure, hurry: Callable[[], bool]) -> int:
     __tracebackhide__ = True
     record.replacement = work = threading.get_ident(), threading.Event()
-    count = 0
+    count, record.is_in_making = 0, True
     try:
         count = replace_workers(iterator, record, failed.numbers if failed.is_hung else [], hurry)
     except (Exception, CannotTravel) as raised:  # noqa: BLE001 - raised as what became of the workers
@@ -150,10 +157,12 @@ def _replace(iterator: Any, record: Record, failed: WorkersFailed, failure: Fail
             add_note(found, f"loaderguard: its workers could not be replaced ({type(error).__name__}: {error}).")
             raise found from error
     finally:
-        record.replacement = None
+        record.replacement, record.is_in_making = None, False
         work[1].set()
     if record.stopped_by is not None:  # by another thread, which goes on now
         raise give_up(iterator, record, failure)
+    if record.mistake is not None:
+        let_go(record, record.mistake)
     return count
 
 
@@ -165,7 +174,7 @@ def _final(
     if verdict is not None:
         record.is_broken = True
         detach(iterator, record)
-        error = verdict
+        error = for_user(verdict)
     else:
         error = give_up(iterator, record, failure)
     history = registry.allowance_of(record).history()

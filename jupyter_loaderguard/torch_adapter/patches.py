@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .. import processes
-from ..processes import Handle
-from ..registry import Record, registry
+from ..processes import start_time
+from ..registry import keeps, registry
+from ..seam import RECORD, rim, shield
 from .birth import lent_context, seeing_init, settle
-from .ending import RECORD, control, quick_del, quick_shutdown_workers, signal_handling
+from .ending import control, quick_del, quick_shutdown_workers
 from .instrument import TORCH, TORCHDATA
 from .progress import observing_next_index, remembering_next_index
 from .recipe import RECIPE
-from .waiting import measuring_next_data, measuring_reset, timing_next, watching_try_get_data
+from .waiting import (
+    measuring_next_alone,
+    measuring_next_data,
+    measuring_reset,
+    timing_next,
+    watching_try_get_data,
+)
 
 OLDEST_TORCH = (2, 6)
 MULTI = {TORCH: "_MultiProcessingDataLoaderIter", TORCHDATA: "_StatefulMultiProcessingDataLoaderIter"}
@@ -32,9 +39,7 @@ OF_MULTI = {
     "__del__": quick_del,
 }
 """What makes the replacement of each method of an iterator with workers."""
-OF_SINGLE = {name: OF_MULTI[name] for name in ("__init__", "__next__", "_next_data")} | {
-    "_next_index": observing_next_index
-}
+OF_SINGLE = {"__init__": seeing_init, "__next__": measuring_next_alone, "_next_index": observing_next_index}
 
 
 class Patch:
@@ -43,7 +48,7 @@ class Patch:
     def __init__(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name = owner, name
         self._is_own = name in vars(owner)
-        self._original = vars(owner).get(name, getattr(owner, name))
+        self._original = vars(owner)[name] if self._is_own else _inherited(owner, name)
         self._replacement = make(self._original)
         setattr(owner, name, self._replacement)
 
@@ -54,6 +59,18 @@ class Patch:
             setattr(self._owner, self._name, self._original)
         else:
             delattr(self._owner, self._name)
+
+
+def _inherited(owner: type, name: str) -> Callable[..., Any]:
+    """Return what calls a method of a base class, whatever that is by then: others patch, too."""
+
+    @rim
+    @functools.wraps(getattr(owner, name))
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return getattr(super(owner, self), name)(*args, **kwargs)
+
+    return method
 
 
 def patch(module: ModuleType) -> list[Patch]:
@@ -75,27 +92,20 @@ def adopt(module: ModuleType) -> None:
     loaders = [thing for thing in things if loader_type in type(thing).__mro__]
     iterators = [thing for thing in things if multi in type(thing).__mro__]
     live = [one for one in iterators if not getattr(one, "_shutdown", True) and one._workers]
-    for iterator in sorted(live, key=lambda one: processes.start_time(one._workers[0].pid)):
-        mine = [loader for loader in loaders if getattr(loader, "_iterator", None) is iterator]
+    for iterator in sorted(live, key=lambda one: start_time(one._workers[0].pid)):
+        mine = [loader for loader in loaders if _is_of(loader, iterator)]
         record = registry.add(iterator, mine[0] if mine else None, control, is_adopted=True)
-        record.processes = list(iterator._workers)
-        if RECIPE in vars(iterator):
-            vars(iterator)[RECIPE].context.serve(record)
-        for number, process in enumerate(iterator._workers):
-            registry.add_worker(record, number, Handle(process.pid), processes.start_time(process.pid))
-        settle(iterator, record)
+        vars(iterator)[RECORD] = record
+        record.is_in_making = False
+        with shield(record=record):
+            if RECIPE in vars(iterator):
+                vars(iterator)[RECIPE].context.serve(record)
+            settle(iterator, record)
 
 
-def hand_back(record: Record) -> None:
-    """Make torch responsible for an iterator again."""
-    iterator = record.iterator()
-    registry.remove(record)
-    if iterator is None or not record.workers:
-        return
-    vars(iterator).pop(RECORD, None)
-    if not iterator._shutdown and not iterator._worker_pids_set:
-        signal_handling()._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
-        iterator._worker_pids_set = True
+def _is_of(loader: Any, iterator: Any) -> bool:
+    """Tell whether a loader has made this iterator, as far as it can be told afterwards."""
+    return getattr(loader, "_iterator", None) is iterator or keeps(loader, iterator)
 
 
 def problem_with(module: ModuleType) -> str | None:

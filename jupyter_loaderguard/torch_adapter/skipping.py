@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..errors import add_note
+from ..errors import add_note, traceback_of
 from ..interrupts import WaitBroken
 from ..quarantine import SkippedSample
 from ..registry import RETRIED, Record, registry
-from ..samples import key_text
+from ..samples import error_text, key_text
 from ..worker.slot import Progress
+from .lengths import length_of
 from .progress import identify
 from .replacing import send, why_not
 
@@ -34,6 +35,15 @@ class Probe:
         self._choose()
         if guess is not None:
             self.trial = [keys[guess]]
+
+    def as_error(self) -> Any:
+        """Return what torch would get for the whole batch, if it were not searched."""
+        from torch._utils import ExceptionWrapper
+
+        if isinstance(self.error, ExceptionWrapper):
+            return self.error
+        error = RuntimeError(f"a DataLoader worker {self.error}")
+        return ExceptionWrapper((RuntimeError, error, None), where="in DataLoader worker process")
 
     def _choose(self) -> None:
         self.trial = self.suspects[: max(1, len(self.suspects) // 2)]
@@ -136,7 +146,7 @@ def leave_out_here(iterator: Any, record: Record, error: BaseException) -> bool:
         if allowance.history() and isinstance(error, Exception):
             add_note(error, allowance.history())
         return False
-    words = f"{type(error).__name__}: {error}"[:300]
+    words = error_text(error)[:300]
     if is_hung:
         words = f"brought nothing for {registry.stall_rule(record)[0]:g} s"
         since, record.waiting_since = record.waiting_since or 0.0, None
@@ -154,7 +164,7 @@ def _find_here(
     """Return the sample at which the kernel's own loading failed or hung, if it can be known."""
     from .failures import stage_of
 
-    stage, place = stage_of(progress, error.__traceback__)
+    stage, place = stage_of(progress, traceback_of(error))
     if stage != "sample" and not is_hung:
         return None
     if not iterator._auto_collation:
@@ -185,7 +195,7 @@ def _search_here(dataset: Any, keys: list[Any]) -> tuple[Any] | None:
 
 def leave_out(iterator: Any, record: Record, key: Any, worker: int | None, reason: str, error: str) -> None:
     allowance, dataset = registry.allowance_of(record), iterator._dataset
-    name, length = _identity_of(dataset, record), record.lengths[0]
+    name, length = _identity_of(dataset, record), length_of(dataset)
     sample = SkippedSample(key, worker, reason, error, key_text(key), registry.name(record), name, length)
     if not is_left_out(iterator, record, key):  # it may be in several batches at once
         allowance.leave_out(dataset, sample)
@@ -204,8 +214,8 @@ def take_up(dataset: Any, record: Record) -> None:
     """Note which samples of a loader are not to be touched."""
     allowance = registry.allowance_of(record)
     if record.left_out is not None or allowance.is_open:
-        name = _identity_of(dataset, record) if allowance.known else ""
-        record.left_out, count = allowance.left_out_of(dataset, name, record.lengths[0])
+        name, length = (_identity_of(dataset, record), length_of(dataset)) if allowance.known else ("", None)
+        record.left_out, count = allowance.left_out_of(dataset, name, length)
         if count:
             were = "1 sample was" if count == 1 else f"{count:,} samples were"
             allowance.remarks[f"{were} not touched in {record.dataset}, as the quarantine says"] = None

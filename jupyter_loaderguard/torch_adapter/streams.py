@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..registry import Record, registry
+from ..seam import rim, shield
 
 
 class Stated:
@@ -21,13 +22,15 @@ class Stated:
         return deliver, self._parts
 
 
+@rim
 def deliver(data: Any, loader_id: int, task: int, state: bytes | None, is_last: bool) -> Any:
     """Keep the state of a stream, and return the batch."""
-    record = registry.records.get(loader_id)
-    if record is not None:
-        record.states[task] = state
-        if is_last:
-            record.ended_tasks.add(task)
+    with shield("retry does not hold for a stream"):
+        record = registry.records.get(loader_id)
+        if record is not None:
+            record.states[task] = state
+            if is_last:
+                record.ended_tasks.add(task)
     return data
 
 

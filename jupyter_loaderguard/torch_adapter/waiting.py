@@ -13,112 +13,112 @@ from time import perf_counter
 from typing import Any
 
 from .. import queues
-from ..errors import LoaderGuardError, LoaderStalled
+from ..errors import LoaderStalled
 from ..interrupts import WaitBroken
 from ..registry import BATCH, BEGAN, END, ERROR, Record, registry
+from ..seam import Call, entry, for_user
 from .deaths import WorkersFailed, raise_if_failed
-from .ending import RECORD, detach
+from .ending import STATUS_SECONDS, detach, stopped
 from .mending import begin_epoch, get_mended
-from .progress import EMPTY, note_delivered, note_sample
+from .progress import EMPTY, note_sample
 from .skipping import leave_out_here
 
 SLICE_SECONDS = 0.2
 DEATH_SECONDS = 1.0
+MAIN_THREAD = threading.main_thread().ident
 
 
-def timing_next(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _next(call: Callable[[Any], Any], iterator: Any, record: Record) -> Any:
     """Count what torch does around a wait as waiting too: its profiler takes 6 µs, and 200 µs after a pause."""
+    __tracebackhide__ = True
+    waited, since = record.wait_seconds, perf_counter()
+    try:
+        batch = call(iterator)
+    except BaseException:
+        record.wait_seconds = waited + perf_counter() - since
+        raise
+    now = perf_counter()
+    record.wait_seconds = waited + now - since
+    if record.accounts:
+        for account in record.accounts:
+            account.note(record, since, now, batch)
+        record.wait_seconds = waited + perf_counter() - since  # what the accounts take is waiting too
+    return batch
 
-    @functools.wraps(original)
-    def __next__(self: Any) -> Any:
-        __tracebackhide__ = True
-        record: Record | None = self.__dict__.get(RECORD)
-        if record is None:
-            return original(self)
-        waited, since = record.wait_seconds, perf_counter()
-        try:
-            batch = original(self)
-        except BaseException:
-            record.wait_seconds = waited + perf_counter() - since
-            raise
-        now = perf_counter()
-        record.wait_seconds = waited + now - since
-        if record.accounts:
-            for account in record.accounts:
-                account.note(record, since, now, batch)
-            record.wait_seconds = waited + perf_counter() - since  # what the accounts take is waiting too
+
+def _next_alone(call: Call, iterator: Any, record: Record) -> Any:
+    """Without workers all of torch's `next()` is the wait: one method less to go through."""
+    __tracebackhide__ = True
+    if record.accounts:
+        return _next(functools.partial(_next_data, call, record=record), iterator, record)
+    waited, since = record.wait_seconds, perf_counter()
+    try:
+        return _next_data(call, iterator, record)
+    finally:
+        record.wait_seconds = waited + perf_counter() - since
+
+
+def _next_data(call: Call, iterator: Any, record: Record) -> Any:
+    __tracebackhide__ = True
+    # begin_wait and end_wait, written out: this runs for every batch, and each call is felt
+    if record.mark != registry.mark or get_ident() != record.thread:
+        record.note_who_waits()
+    record.is_in_epoch = True
+    record.waiting_since = since = perf_counter()
+    if not registry.is_watched:
+        registry.on_wait()
+    try:
+        if record.stopped_by:
+            raise stopped(record)
+        batch = _next_mended(call, iterator, record) if record.mends or record.has_own else call(iterator)
+        if record.is_stalled:
+            _look_at_batch(iterator, record)
+        if not record.workers and record.slots and record.slots[0] is not None:
+            record.slots[0].end()  # the kernel itself has loaded it
+        record.waiting_since = None
+        record.batches += 1  # and `_next` counts the wait
+        if record.is_stalled:  # found in this very moment
+            record.end_wait(since, BATCH, is_counted=True)
         return batch
-
-    return __next__
-
-
-def measuring_next_data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def _next_data(self: Any) -> Any:
-        __tracebackhide__ = True  # the user's traceback is about the user's code
-        record: Record | None = self.__dict__.get(RECORD)
-        if record is None:
-            return original(self)
-        # begin_wait and end_wait, written out: this runs for every batch, and each call is felt
-        if record.mark != registry.mark or get_ident() != record.thread:
-            record.note_who_waits()
-        record.is_in_epoch = True
-        record.waiting_since = since = perf_counter()
-        if not registry.is_watched:
-            registry.on_wait()
+    except StopIteration:
+        record.is_in_epoch = False
+        record.end_wait(since, END)
+        raise
+    except WaitBroken:
+        record.end_wait(since, ERROR)
+        raise _stalled(iterator, record) from None
+    except BaseException as error:
         try:
-            if record.stopped_by:
-                raise _stopped(record)
-            batch = _next_mended(self, record, original) if record.mends or record.has_own else original(self)
-            if record.is_stalled or not record.workers:
-                _look_at_batch(self, record)
-            record.waiting_since = None
-            record.batches += 1  # and `timing_next` counts the wait
-            if record.is_stalled:  # found in this very moment
-                record.end_wait(since, BATCH, is_counted=True)
-            return batch
-        except StopIteration:
-            record.is_in_epoch = False
-            record.end_wait(since, END)
-            raise
-        except WaitBroken:
+            explain(iterator, record, error)
+        finally:
             record.end_wait(since, ERROR)
-            raise _stalled(self, record) from None
-        except BaseException as error:
-            try:
-                explain(self, record, error)
-            finally:
-                record.end_wait(since, ERROR)
-            raise
-
-    return _next_data
+        raise
 
 
-def _next_mended(iterator: Any, record: Record, original: Callable[[Any], Any]) -> Any:
+def _next_mended(call: Call, iterator: Any, record: Record) -> Any:
     """Return the next batch that is not empty because all its samples were left out."""
     __tracebackhide__ = True
     while True:
         try:
-            batch = original(iterator)
+            batch = call(iterator)
         except StopIteration:
             raise
         except (Exception, WaitBroken) as error:
             if record.workers or not leave_out_here(iterator, record, error):
                 raise
+            call.reopen()
             continue
         if batch is not EMPTY:
             return batch
+        call.reopen()
 
 
 def _look_at_batch(iterator: Any, record: Record) -> None:
-    """A batch has come: to a stalled wait, or from the kernel itself."""
+    """A batch has come to a stalled wait, while the watchdog looks why it does not."""
     __tracebackhide__ = True
-    if record.is_stalled:  # it came while the watchdog looks why it does not
-        registry.await_verdict(record)
-        if not record.is_hung:
-            raise_if_stalled(iterator, record)
-    if not record.workers:
-        note_delivered(record)
+    registry.await_verdict(record)
+    if not record.is_hung:
+        raise_if_stalled(iterator, record)
 
 
 def explain(iterator: Any, record: Record, error: BaseException) -> None:
@@ -127,7 +127,7 @@ def explain(iterator: Any, record: Record, error: BaseException) -> None:
     if not isinstance(error, Exception):
         return
     if record.stopped_by:  # by another thread, while this one waited
-        raise _stopped(record) from None
+        raise stopped(record) from None
     raise_if_stalled(iterator, record)  # the user's code may have caught WaitBroken, and raised something else
     if not record.workers:
         try:
@@ -141,7 +141,7 @@ def _stalled(iterator: Any, record: Record) -> LoaderStalled:
     record.is_broken = True
     detach(iterator, record)
     found, record.verdict = record.verdict or record.last_verdict, None
-    return found or LoaderStalled(f"{registry.name(record)} was stalled")
+    return for_user(found or LoaderStalled(f"{registry.name(record)} was stalled"))
 
 
 def raise_if_stalled(iterator: Any, record: Record) -> None:
@@ -159,35 +159,22 @@ def raise_if_late(iterator: Any, record: Record) -> None:
     raise_if_stalled(iterator, record)
 
 
-def measuring_reset(original: Callable[..., None]) -> Callable[..., None]:
-    """A persistent loader begins its next epoch: it waits for an answer of every worker."""
-
-    @functools.wraps(original)
-    def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
-        __tracebackhide__ = True
-        record: Record | None = self.__dict__.get(RECORD)
-        if record is None:
-            return original(self, *args, **kwargs)
-        try:
-            return _begin_epoch(self, record, original, args, kwargs)
-        except WaitBroken:
-            raise _stalled(self, record) from None
-
-    return _reset
-
-
-def _begin_epoch(
-    iterator: Any, record: Record, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _reset(call: Call, iterator: Any, record: Record, *args: Any, **kwargs: Any) -> None:
+    """Measure how a persistent loader begins its next epoch: it waits for an answer of every worker."""
     __tracebackhide__ = True
+    if record.is_in_making:
+        call(iterator, *args, **kwargs)
+        return
     record.begin_epoch()
     since = record.begin_wait()
     outcome = ERROR
-    record.resumed = 0
+    record.resumed = record.oldest_sent = 0
     try:
         begin_epoch(iterator, record)
-        original(iterator, *args, **kwargs)
+        call(iterator, *args, **kwargs)
         outcome = BEGAN
+    except WaitBroken:
+        raise _stalled(iterator, record) from None
     except Exception as error:
         explain(iterator, record, error)
         raise
@@ -196,52 +183,42 @@ def _begin_epoch(
         record.end_wait(since, outcome)
 
 
-def _stopped(record: Record) -> LoaderGuardError:
-    """Return what to raise for a loader that was stopped; when its workers are gone."""
-    registry.await_stop(record)
-    return LoaderGuardError(
-        f"this iterator over {registry.name(record)} was stopped by loaderguard ({record.stopped_by}); "
-        "iter() of the loader starts fresh workers"
-    )
+def _try_get_data(call: Call, iterator: Any, record: Record, timeout: float = STATUS_SECONDS) -> tuple[bool, Any]:
+    __tracebackhide__ = True
+    if record.mends or record.has_own:
+        return get_mended(call, iterator, record, _attempt, timeout)
+    return _attempt(call, iterator, record, timeout)
 
 
-def watching_try_get_data(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[bool, Any]]:
-    from torch.utils.data import _utils
+def _attempt(call: Call, iterator: Any, record: Record, timeout: float) -> tuple[bool, Any]:
+    """Wait for a message of the workers, and look after them."""
+    __tracebackhide__ = True
+    watch = record.watch or _make_watch(iterator, record)
+    if watch is None:
+        return _get_in_slices(call, iterator, record, timeout)
+    if registry.interrupt_wait is not None and get_ident() == MAIN_THREAD:
+        registry.interrupt_wait()
+    ready = watch.poll(min(timeout, SLICE_SECONDS) * 1000)
+    if not ready and timeout > SLICE_SECONDS:
+        ready = _poll_on(iterator, record, timeout - SLICE_SECONDS)
+    is_plain = len(ready) == 1 and ready[0][0] == record.inbox.fd
+    if not is_plain and not _look_after_workers(iterator, record, timeout if ready else 0.0):
+        return False, None
+    try:
+        message = record.inbox.read_message(functools.partial(_await_rest, iterator, record))
+    except (OSError, EOFError) as error:
+        return _explained_by_torch(call, iterator, record, error)
+    try:
+        answer = True, record.inbox.open(message)
+    except Exception as error:  # noqa: BLE001 - what came cannot be unpickled: theirs
+        return _explained_by_torch(call, iterator, record, error)
+    call.settle(answer)
+    return answer
 
-    status_seconds: float = _utils.MP_STATUS_CHECK_INTERVAL
-    main_thread = threading.main_thread().ident
 
-    def attempt(iterator: Any, record: Record, timeout: float) -> tuple[bool, Any]:
-        __tracebackhide__ = True
-        if iterator._data_queue is not iterator._worker_result_queue or not queues.CAN_POLL:
-            return _get_in_slices(iterator, record, original, timeout)
-        if registry.interrupt_wait is not None and threading.get_ident() == main_thread:
-            registry.interrupt_wait()
-        watch = record.watch or _make_watch(iterator, record)
-        ready = watch.poll(min(timeout, SLICE_SECONDS) * 1000)
-        if not ready and timeout > SLICE_SECONDS:
-            ready = _poll_on(iterator, record, timeout - SLICE_SECONDS)
-        is_plain = len(ready) == 1 and ready[0][0] == record.inbox.fd
-        if not is_plain and not _look_after_workers(iterator, record, timeout if ready else 0.0):
-            return False, None
-        try:
-            return True, record.inbox.read(functools.partial(_await_rest, iterator, record))
-        except Exception as error:
-            if record.is_broken:
-                raise
-            return _explained_by_torch(iterator, record, original, error)
-
-    @functools.wraps(original)
-    def _try_get_data(self: Any, timeout: float = status_seconds) -> tuple[bool, Any]:
-        __tracebackhide__ = True
-        record: Record | None = self.__dict__.get(RECORD)
-        if record is None:
-            return original(self, timeout)
-        if record.mends or record.has_own:
-            return get_mended(self, record, attempt, timeout)
-        return attempt(self, record, timeout)
-
-    return _try_get_data
+timing_next, measuring_next_data, measuring_reset = entry(_next), entry(_next_data), entry(_reset)
+measuring_next_alone = entry(_next_alone)
+watching_try_get_data = entry(_try_get_data)
 
 
 def _poll_on(iterator: Any, record: Record, timeout: float) -> list[tuple[int, int]]:
@@ -257,7 +234,10 @@ def _poll_on(iterator: Any, record: Record, timeout: float) -> list[tuple[int, i
 
 
 def _make_watch(iterator: Any, record: Record) -> Any:
-    """Prepare to wait for a batch and for the death of a worker at once."""
+    """Prepare to wait for a batch and for the death of a worker at once; None where no descriptor tells of a batch."""
+    is_pinned = iterator._data_queue is not iterator._worker_result_queue
+    if is_pinned or not queues.CAN_POLL or not queues.is_plain(iterator._data_queue):
+        return None
     watch = select.poll()
     record.inbox = queues.Inbox(iterator._data_queue)
     watch.register(record.inbox.fd, select.POLLIN)
@@ -297,19 +277,24 @@ def _ended_duly(iterator: Any, record: Record) -> set[int]:
     return {number for number in ended if not iterator._workers_status[number]}
 
 
-def _explained_by_torch(
-    iterator: Any, record: Record, original: Callable[..., tuple[bool, Any]], error: Exception
-) -> tuple[bool, Any]:
+def _explained_by_torch(call: Call, iterator: Any, record: Record, error: Exception) -> tuple[bool, Any]:
     """Let torch say what an error of the read means; it knows about too many open files."""
+    __tracebackhide__ = True
+
+    def by_torch(*args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        """Ask torch's own method; what was read is lost, and must not be waited for."""
+        real, iterator._data_queue = iterator._data_queue, _FailedQueue(error)
+        try:
+            answer: tuple[bool, Any] = call(iterator, 0.0)
+            return answer
+        finally:
+            iterator._data_queue = real
+
+    call.fallback = by_torch
     if isinstance(error, (ConnectionError, EOFError)):
         _await_death(iterator, record)
     raise_if_failed(iterator, record, error)
-    real = iterator._data_queue
-    iterator._data_queue = _FailedQueue(error)
-    try:
-        return original(iterator, 0.0)
-    finally:
-        iterator._data_queue = real
+    return by_torch()
 
 
 def _await_death(iterator: Any, record: Record) -> None:
@@ -338,8 +323,9 @@ def _death_fd(record: Record, number: int, process: Any) -> int:
     return process.sentinel if fd is None else fd
 
 
-def _get_in_slices(iterator: Any, record: Record, original: Callable[..., Any], timeout: float) -> tuple[bool, Any]:
+def _get_in_slices(call: Call, iterator: Any, record: Record, timeout: float) -> tuple[bool, Any]:
     """Wait where no descriptor tells (pin-memory thread, Windows), and look after the workers in between."""
+    __tracebackhide__ = True
     deadline = time.monotonic() + timeout
     while True:
         raise_if_failed(iterator, record)
@@ -350,9 +336,12 @@ def _get_in_slices(iterator: Any, record: Record, original: Callable[..., Any], 
             raise_if_failed(iterator, record, EOFError("the thread that pins memory has ended"))
         remaining = deadline - time.monotonic()
         try:
-            return True, iterator._data_queue.get(timeout=max(0.0, min(SLICE_SECONDS, remaining)))
+            answer = True, iterator._data_queue.get(timeout=max(0.0, min(SLICE_SECONDS, remaining)))
         except queue.Empty:
             if remaining <= SLICE_SECONDS:
                 return False, None
         except Exception as error:  # noqa: BLE001 - torch's own explanation of it is raised
-            return _explained_by_torch(iterator, record, original, error)
+            return _explained_by_torch(call, iterator, record, error)
+        else:
+            call.settle(answer)
+            return answer

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..interrupts import free_signal
 from ..processes import Handle
+from ..seam import rim, shield
 from .locks import find_locks
 from .slot import FAILURE, PID, SIGNUM, Slot
 from .threads import limit_environment
@@ -51,6 +52,7 @@ class WorkerEntry:
         `threads` is the cap of native thread pools, 0 for none.
         """
         self._loop = loop
+        self.__name__ = str(getattr(loop, "__name__", type(loop).__name__))  # as a function has it
         self._kernel = kernel
         self._announce: Callable[[], None] | None = announce
         self._slot = slot
@@ -60,35 +62,43 @@ class WorkerEntry:
         self._waits_for_import = False
         """Whether the collector is off until torch is imported: see `_arrive`."""
 
+    @rim
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        settle_in()
         if self._waits_for_import:
             gc.enable()
-        if self._announce is not None:
-            self._announce()
-        leave_if_orphaned(self._kernel)
+        with shield("a worker hears interrupts that are meant for the notebook"):
+            settle_in()
+        with shield("a worker may outlive its kernel"):
+            if self._announce is not None:
+                self._announce()
+            leave_if_orphaned(self._kernel)
         if self._parcel is not None:
             kwargs = {**kwargs, **self._open_parcel()}
-        if self._slot is not None:
-            # an error of ours must not keep a worker from working; it is seen as a slot without a pid
-            with contextlib.suppress(Exception):
-                self._slot.open()
-                register_stack_dump(self._slot)
-                args, kwargs = self._prepare(self._loop, self._slot, args, kwargs)
-                self._slot.numbers[PID] = os.getpid()
+        with shield("what a worker does is not seen"):  # nor is it by the kernel: its slot has no pid
+            slot = self._open_slot()
+            register_stack_dump(slot)
+            args, kwargs = self._prepare(self._loop, slot, args, kwargs)
+            slot.numbers[PID] = os.getpid()
         self._loop(*args, **kwargs)
 
+    def _open_slot(self) -> Slot:
+        """Return the slot; if the kernel cannot see one, one of the worker's own: errors name their samples by it."""
+        if self._slot is not None:
+            with contextlib.suppress(OSError, ValueError):  # no descriptor, no memory
+                self._slot.open()
+                return self._slot
+        return Slot.local()
+
     def _open_parcel(self) -> dict[str, Any]:
-        """Return the user's objects; if they cannot be made here, tell the kernel why."""
+        """Return the user's objects; if they cannot be made here, tell the kernel why, or say it as Python does."""
         parcel, self._parcel = self._parcel, None
         try:
             parts: dict[str, Any] = parcel.open()
         except Exception as error:
-            if self._slot is None:
-                raise
             from .by_value import describe_failure
 
-            self._slot.write_text(FAILURE, describe_failure(error))
+            if self._slot is None or not self._slot.write_text(FAILURE, describe_failure(error)):
+                raise
             sys.exit(1)  # the kernel shows it: once is enough
         return parts
 

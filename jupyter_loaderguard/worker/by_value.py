@@ -8,10 +8,17 @@ and so no `__main__.Images`. What pickle cannot send, or what it would send unde
 goes through cloudpickle instead, which sends the code itself. Tensors and locks still go torch's and
 multiprocessing's own ways. What was sent by value gets its name in the worker's `__main__`, so that
 results go back under their names, as ever, and arrive as the notebook's own classes.
+
+NOTE [ Bulk ]
+What is packed here is pickled once more, as part of the process that starts: as bytes it would be there twice, in the
+kernel and in the worker, and a dataset may be most of the memory. So what is large and has no name in it (bytes,
+arrays, lists of numbers) is left out, to be pickled by multiprocessing itself, straight into the worker's pipe; in its
+place stands its number. Tensors are not large here: torch sends their memory by its handle.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import io
@@ -28,6 +35,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from .. import queues
 from ..errors import add_note
+from ..interrupts import let_through
 from ..reach import attributes_of, cell_content
 
 _MAIN = b"__main__"
@@ -49,8 +57,10 @@ class Parcel:
         self._is_by_value = is_by_value
 
     def __reduce__(self) -> tuple[Any, ...]:
+        bulk: list[Any] = []
         try:
-            return PackedParcel, (pack(self._parts, self._is_by_value),)
+            with let_through():
+                return PackedParcel, (pack(self._parts, self._is_by_value, bulk), bulk)
         except Exception as error:
             if self._is_by_value:
                 with contextlib.suppress(Exception):  # the error itself must arrive, whatever the user's objects do
@@ -61,45 +71,67 @@ class Parcel:
 class PackedParcel:
     """The same on its way, and in the worker."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, bulk: list[Any]) -> None:
         self._data = data
+        self._bulk = bulk
 
     def open(self) -> dict[str, Any]:
         """Return what was packed."""
-        data, self._data = self._data, b""  # the worker keeps one copy, not two
-        parts: dict[str, Any] = unpack(data)
+        (data, bulk), self._data, self._bulk = (self._data, self._bulk), b"", []  # the worker keeps nothing twice
+        parts: dict[str, Any] = unpack(data, bulk)
         return parts
 
 
-def pack(thing: Any, is_by_value: bool = True) -> bytes:
-    """Pickle something for a worker: the ordinary way if its names can be found there, else by value."""
+def pack(thing: Any, is_by_value: bool = True, bulk: list[Any] | None = None) -> bytes:
+    """Pickle something for a worker: the ordinary way if its names can be found there, else by value.
+
+    What is large goes into `bulk`, if there is such a list. See NOTE [ Bulk ].
+    """
     if not is_by_value or can_import_main():
-        return bytes(ForkingPickler.dumps((thing, {})))
+        return _pack_plainly(thing, bulk)
     passed = queues.passed_descriptors()
     before = list(passed)
-    plain = None if _is_of_notebook(thing) else _pack_plainly(thing)
+    plain = None if _is_of_notebook(thing) else _try_plainly(thing, bulk)
     if plain is not None and _MAIN not in plain:
         return plain
     after, passed[:] = list(passed), before  # the same ones again would be refused
+    plain_bulk = _emptied(bulk)
     try:
-        return _pack_by_value(thing)
+        return _pack_by_value(thing, bulk)
     except Exception:
         if plain is None:
             raise
         passed[:] = after
+        _emptied(bulk)
+        if bulk is not None:
+            bulk += plain_bulk
         return plain  # the name stood in some text, then
 
 
-def _pack_plainly(thing: Any) -> bytes | None:
+def _emptied(bulk: list[Any] | None) -> list[Any]:
+    """Empty a list, and return what was in it."""
+    held = list(bulk or ())
+    if bulk is not None:
+        bulk.clear()
+    return held
+
+
+def _try_plainly(thing: Any, bulk: list[Any] | None) -> bytes | None:
     try:
-        return bytes(ForkingPickler.dumps((thing, {})))
+        return _pack_plainly(thing, bulk)
     except Exception:  # noqa: BLE001 - by value, then; what cannot travel at all fails there too
         return None
 
 
-def unpack(data: bytes) -> Any:
+def _pack_plainly(thing: Any, bulk: list[Any] | None) -> bytes:
+    file = io.BytesIO()
+    _PlainPickler(file, bulk).dump((thing, {}))
+    return file.getvalue()
+
+
+def unpack(data: bytes, bulk: list[Any] | None = None) -> Any:
     """Return what was packed, and give what was sent by value its names."""
-    thing, names = pickle.loads(data)
+    thing, names = _Unpickler(io.BytesIO(data), bulk).load()
     main = sys.modules["__main__"]
     for name, value in names.items():
         there = getattr(main, name, None)
@@ -128,14 +160,70 @@ def _is_of_notebook(thing: Any) -> bool:
     return any("__main__" in (type(part).__module__, getattr(part, "__module__", None)) for part in parts)
 
 
-class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+_SMALLEST_BYTES = 512
+_SMALLEST_COUNT = 64
+_NAMELESS = {int, float, complex, bool, str, bytes, bytearray, type(None)}
+
+
+def _is_bulk(thing: Any) -> bool:
+    """Tell whether something is large, and certainly nothing in it has a name. See NOTE [ Bulk ]."""
+    kind = type(thing)
+    if kind in (bytes, str, bytearray):
+        return len(thing) >= _SMALLEST_BYTES
+    if kind in (list, tuple, set, frozenset):
+        return len(thing) >= _SMALLEST_COUNT and _NAMELESS.issuperset(map(type, thing))
+    if kind is dict:
+        is_long = len(thing) >= _SMALLEST_COUNT
+        return is_long and _NAMELESS.issuperset(map(type, thing)) and _NAMELESS.issuperset(map(type, thing.values()))
+    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+        return not thing.dtype.hasobject and thing.nbytes >= _SMALLEST_BYTES
+    return kind is array.array and len(thing) * thing.itemsize >= _SMALLEST_BYTES
+
+
+class _LeavesBulkOut:
+    """A pickler that puts what is large into a list, where its number stands for it."""
+
+    bulk: list[Any] | None
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if self.bulk is None or type(obj) in _SMALL or not _is_bulk(obj):
+            return None
+        self.bulk.append(obj)  # the same thing twice is the same thing in the worker, too
+        return len(self.bulk) - 1
+
+
+_SMALL = _NAMELESS - {str, bytes, bytearray}
+"""Most of what there is."""
+
+
+class _PlainPickler(_LeavesBulkOut, ForkingPickler):
+    """Sends everything as multiprocessing does."""
+
+    def __init__(self, file: Any, bulk: list[Any] | None) -> None:
+        self.bulk = bulk
+        super().__init__(file)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes what was left out from where it is."""
+
+    def __init__(self, file: Any, bulk: list[Any] | None) -> None:
+        self._bulk = bulk or []
+        super().__init__(file)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._bulk[pid]
+
+
+class _ByValuePickler(_LeavesBulkOut, cloudpickle.Pickler):  # type: ignore[misc]
     """Sends classes and functions of the notebook as code, and all else as multiprocessing does."""
 
-    def __init__(self, file: Any, names: dict[str, Any]) -> None:
+    def __init__(self, file: Any, names: dict[str, Any], bulk: list[Any] | None) -> None:
         own = ForkingPickler(io.BytesIO()).dispatch_table
         self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}
         del self.dispatch_table[io.TextIOWrapper]  # cloudpickle would read the file and send what is in it
         self._names = names
+        self.bulk = bulk
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # reads the table
 
     def reducer_override(self, obj: Any) -> Any:
@@ -187,10 +275,10 @@ def _make_cached_property(function: Any, name: str | None) -> Any:
     return made
 
 
-def _pack_by_value(thing: Any) -> bytes:
+def _pack_by_value(thing: Any, bulk: list[Any] | None = None) -> bytes:
     file, names = io.BytesIO(), dict[str, Any]()
     # the names are filled while the first part is pickled, and are pickled after it
-    _ByValuePickler(file, names).dump((thing, names))
+    _ByValuePickler(file, names, bulk).dump((thing, names))
     return file.getvalue()
 
 

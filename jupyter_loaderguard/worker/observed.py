@@ -10,16 +10,20 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from queue import Empty
+from types import WrapperDescriptorType
 from typing import Any
 
-from ..queues import CAN_POLL, Inbox, on_unsent
-from ..samples import Manner
+from ..queues import CAN_POLL, Inbox, is_plain, on_unsent
+from ..samples import Manner, error_text
+from ..seam import rim, say, shield
 from ..usage import is_short_of_descriptors
 from .slot import IDLE, IN_EPOCH, LOADING, PHASE, POSITION, SINCE, UNSENT, Slot
 
 _LONGEST_TEXT = 600
 _TOO_MANY = os.strerror(errno.EMFILE)
 NEVER = float("inf")
+UNSEEN = "what a worker does is not seen"
 
 
 class ObservedKeys(list):  # type: ignore[type-arg] # a plain list, but that its elements are noted as somebody takes them
@@ -28,6 +32,7 @@ class ObservedKeys(list):  # type: ignore[type-arg] # a plain list, but that its
     __slots__ = ("slot",)
     slot: Slot
 
+    @rim
     def __iter__(self) -> Iterator[Any]:
         slot, now = self.slot, time.monotonic
         numbers, clocks, slowest = slot.numbers, slot.clocks, slot.slowest
@@ -37,35 +42,54 @@ class ObservedKeys(list):  # type: ignore[type-arg] # a plain list, but that its
             numbers[POSITION] = position
             clocks[SINCE] = moment = now()
             if moment - began > floor:
-                floor = slowest.note(last, began, moment, numbers[IN_EPOCH] + position - 1)
+                with shield("a slow sample is missing in the report"):
+                    floor = slowest.note(last, began, moment, numbers[IN_EPOCH] + position - 1)
             last, began = key, moment
             yield key
             position += 1
         numbers[POSITION] = position
         clocks[SINCE] = moment = now()
         if moment - began > floor:
-            slowest.note(last, began, moment, numbers[IN_EPOCH] + position - 1)
+            with shield("a slow sample is missing in the report"):
+                slowest.note(last, began, moment, numbers[IN_EPOCH] + position - 1)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return list, (list.copy(self),)
 
 
-def key_observer(slot: Slot, is_batched: bool) -> Callable[[int, Any], Any]:
-    """Return a function that notes the beginning of a task, and returns its keys so that each one is noted."""
+def key_observer(slot: Slot, is_batched: bool, shows_keys: bool = False) -> Callable[[int, Any], Any]:
+    """Return a function that notes the beginning of a task, and returns its keys so that each one is noted.
+
+    What comes into the hands of the user's code is what torch gives it, the very object: a key that is a whole batch,
+    keys in a class of the user's, the list that `__getitems__` gets. Only what torch's fetcher goes through is ours.
+    """
     begin = slot.begin
 
     def observe(task: int, keys: Any) -> Any:
-        if is_batched and type(keys) is list:
+        if type(keys) is list and is_batched:
             begin(task, len(keys))
+            if shows_keys:
+                return keys
             observed = ObservedKeys(keys)
             observed.slot = slot
             return observed
         if not is_batched:
             slot.single = (keys,)
-        begin(task, len(keys) if is_batched and hasattr(keys, "__len__") else 1)
+        begin(task, count_keys(keys) if is_batched else 1)
         return keys
 
     return observe
+
+
+def count_keys(keys: Any) -> int:
+    """Return how many keys there are, where that can be told without running code of the user's; else 1."""
+    kind = type(keys)
+    try:
+        found = next((vars(base)["__len__"] for base in kind.__mro__ if "__len__" in vars(base)), None)
+        is_safe = type(found) is WrapperDescriptorType or kind.__module__ in ("torch", "numpy")
+        return len(keys) if is_safe else 1
+    except Exception:  # noqa: BLE001 - a tensor without dimensions; an unknown number is no error
+        return 1
 
 
 class ObservedTasks:
@@ -82,37 +106,49 @@ class ObservedTasks:
         self._when_ready: Callable[[], None] | None = when_ready
         self.after_first: Callable[[], None] | None = None
         """To be called once, when the first task is done."""
-        self.get = self._getter(key_observer(slot, manner.is_batched), is_stateful)
+        self.get = self._getter(key_observer(slot, manner.is_batched, manner.shows_keys), is_stateful)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
     def _getter(self, observe: Callable[[int, Any], Any], is_stateful: bool) -> Callable[..., Any]:
-        slot, skips = self._slot, self._skips
-        numbers, end = slot.numbers, slot.end
-        get_task = Inbox(self._queue).get if CAN_POLL else self._queue.get  # the worker is its only reader
+        get_task = _quick_get(self._queue) if CAN_POLL and is_plain(self._queue) else self._queue.get
 
+        @rim
         def get(timeout: float) -> Any:
             """Return the next task, and note it."""
-            phase = numbers[PHASE]
-            if phase == LOADING:
-                end(skips)
-                if self.after_first is not None:
-                    done, self.after_first = self.after_first, None
-                    done()
-            elif phase != IDLE:
-                self._begin()
+            with shield(UNSEEN):
+                self._note_question()
             task = get_task(timeout=timeout)
-            if type(task) is not tuple or len(task) != 2 or type(task[0]) is not int:
-                if task is not None:
-                    slot.begin_epoch()
+            try:
+                return self._note_task(task, observe, is_stateful)
+            except Exception as error:  # noqa: BLE001 - not a Shield, which could not return the task
+                say(UNSEEN, error)
                 return task
-            number, keys = task
-            if is_stateful and type(keys) is tuple and len(keys) == 2:
-                return number, (observe(number, keys[0]), keys[1])
-            return number, observe(number, keys)
 
         return get
+
+    def _note_question(self) -> None:
+        """Note that the worker has done its last task, if it had one."""
+        phase = self._slot.numbers[PHASE]
+        if phase == LOADING:
+            self._slot.end(self._skips)
+            if self.after_first is not None:
+                done, self.after_first = self.after_first, None
+                done()
+        elif phase != IDLE:
+            self._begin()
+
+    def _note_task(self, task: Any, observe: Callable[[int, Any], Any], is_stateful: bool) -> Any:
+        """Note a task, and return it with observed keys."""
+        if type(task) is not tuple or len(task) != 2 or type(task[0]) is not int:
+            if task is not None:
+                self._slot.begin_epoch()
+            return task
+        number, keys = task
+        if is_stateful and type(keys) is tuple and len(keys) == 2:
+            return number, (observe(number, keys[0]), keys[1])
+        return number, observe(number, keys)
 
     def _begin(self) -> None:
         """Note that the worker's start, worker_init_fn included, is over; or the beginning of an epoch."""
@@ -121,6 +157,28 @@ class ObservedTasks:
             ready()
             self._slot.get_ready()
         self._slot.rest()
+
+
+def _quick_get(queue: Any) -> Callable[..., Any]:
+    """Return what takes tasks from a queue whose only reader is this worker, so that it need not be locked."""
+    inbox: Inbox | None = Inbox(queue)
+
+    @rim
+    def get(timeout: float) -> Any:
+        nonlocal inbox
+        if inbox is None:
+            return queue.get(timeout=timeout)
+        try:
+            message = inbox.await_message(timeout)
+        except (Empty, EOFError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - see NOTE [ Fail open ] in seam.py
+            say("a worker takes its tasks in torch's own way", error)
+            last, inbox = inbox, None  # nobody else can go on in the midst of a message
+            return last.read(last.await_more) if last.has_begun else queue.get(timeout=timeout)
+        return inbox.open(message)
+
+    return get
 
 
 class UnsentBatches:
@@ -140,9 +198,9 @@ class UnsentBatches:
 
 def describe_unsent(task: int, error: Exception, data: Any) -> dict[str, Any]:
     """Say which batch could not be sent, why, which part of it is at fault, and how large it is."""
-    is_full = "No space left on device" in str(error)  # torch raises it as a RuntimeError
-    is_short = _TOO_MANY in str(error) or (isinstance(error, OSError) and is_short_of_descriptors())
-    words = f"{type(error).__name__}: {error}"
+    words = error_text(error)
+    is_full = "No space left on device" in words  # torch raises it as a RuntimeError
+    is_short = _TOO_MANY in words or (isinstance(error, OSError) and is_short_of_descriptors())
     if is_short and _TOO_MANY not in words:  # Python then says "No usable temporary directory found"
         words = f"OSError: [Errno {errno.EMFILE}] {_TOO_MANY}, which came as {words}"
     path = None if is_full or is_short else find_unsendable(data)
@@ -193,18 +251,22 @@ def _is_sendable(data: Any) -> bool:
 
 
 def bytes_of(data: Any, most_parts: float = NEVER, depth: int = 4) -> int | None:
-    """Return how many bytes of tensors and arrays there are in a batch; None if it has more parts than these."""
+    """Return how many bytes of tensors and arrays there are in a batch; None if it has more parts than these.
+
+    The batch is the user's, and may be of a class that can be gone through once: no code of such a class is run.
+    """
     found, seen, level = 0, 0, [data]
     while level:
         seen += len(level)
         inner: list[Any] = []
         for part in level:
-            if depth and isinstance(part, (dict, list, tuple)):
-                if seen + len(inner) + len(part) > most_parts:
+            base = next((kind for kind in (dict, list, tuple) if kind in type(part).__mro__), None) if depth else None
+            if base is not None:
+                if seen + len(inner) + base.__len__(part) > most_parts:
                     return None
-                inner.extend(part.values() if isinstance(part, dict) else part)
-                continue
-            with contextlib.suppress(Exception):  # it has none, or does not tell, as sparse tensors
-                found += int(part.nbytes)
+                inner.extend(dict.values(part) if base is dict else base.__iter__(part))
+            elif str(type(part).__module__).partition(".")[0] in ("torch", "numpy"):
+                with contextlib.suppress(Exception):  # it has none, or does not tell, as sparse tensors
+                    found += int(part.nbytes)
         level, depth = inner, depth - 1
     return found

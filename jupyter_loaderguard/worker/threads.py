@@ -32,7 +32,7 @@ VARIABLES = (
 _NAMES = (("OpenBLAS", r"openblas"), ("MKL", r"mkl_rt"), ("OpenMP", r"lib(gomp|iomp5|omp)[-.]"))
 _set_here: set[str] = set()
 """The variables that were not the user's."""
-Note = Callable[[dict[str, list[int]]], None]
+Note = Callable[[dict[str, list[int]]], object]
 
 
 @dataclass(frozen=True)

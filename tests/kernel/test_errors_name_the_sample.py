@@ -143,3 +143,34 @@ def test_an_error_that_the_user_catches_and_goes_on(kernel: Kernel) -> None:
     )
     assert reply.value == (63, 1)
     kernel.ok("del it")
+
+
+NONE = """
+class Forgetful(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        if index != 5: return index
+"""
+
+
+@pytest.mark.parametrize(
+    "options", ["num_workers=0", "num_workers=1", "num_workers=1, multiprocessing_context='spawn'"]
+)
+def test_a_note_names_a_cell_as_ipython_does(kernel: Kernel, options: str) -> None:
+    kernel.ok(NONE)
+    number = kernel.ok("len(In) - 2").value
+    reply = kernel.run(f"list(DataLoader(Forgetful(), batch_size=4, {options}))")
+    assert f"Forgetful.__getitem__ (Cell In[{number}]:3) returned None for sample 5" in plain(reply)
+
+
+def test_an_error_that_cannot_be_shown_is_the_users_own(kernel: Kernel) -> None:
+    kernel.ok(
+        "class Mute(ValueError):\n    def __str__(self): raise RuntimeError('asked')\n"
+        "class Hides(list):\n    def __getitem__(self, index): raise Mute()"
+    )
+    for workers in (0, 1):
+        kernel.ok(
+            f"try: list(DataLoader(Hides(range(4)), num_workers={workers}))\n"
+            "except Mute as error: caught = error\nassert type(caught) is Mute"
+        )
+    assert kernel.workers() == []

@@ -96,6 +96,7 @@ def test_a23_killing_the_whole_group_leaves_no_semaphore(own_kernel: Kernel, met
     assert_removed(files)
 
 
+@pytest.mark.quiet  # the front end's own patience is a time
 @pytest.mark.parametrize("dataset", ["Quick()", "Stuck()", "Stubborn()"])
 def test_a24_a_shutdown_from_the_menu_does_not_wait_for_workers(own_kernel: Kernel, method: str, dataset: str) -> None:
     processes = load_forever(own_kernel, dataset, method)

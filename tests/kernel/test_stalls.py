@@ -75,7 +75,7 @@ CASES = {
         "sleeping",
         "stuck_init",
     ),
-    "getitems": ("stalls.Whole()", "batch_size=4", "on sample 5", r"CPU-bound \(\d+ % of a CPU\)", "get_stuck"),
+    "getitems": ("stalls.Whole()", "batch_size=4", "on samples 4, 5, 6, 7", r"CPU-bound \(\d+ % of a CPU\)", "get_stuck"),
     "getitems at once": ("stalls.AtOnce()", "batch_size=4", "on samples 4, 5, 6, 7", "sleeping", "__getitems__"),
     "iterable": ("stalls.StuckStream()", "batch_size=2", "on sample 5 of its stream", "sleeping", "__iter__"),
     "iterable unbatched": ("stalls.StuckStream()", "batch_size=None", "on sample 5 of its stream", "sleeping", "__iter__"),

@@ -158,6 +158,17 @@ def test_contract_a_normal_end_ends_a_stuck_iterator_in_a_cycle_at_once(kernel: 
     assert kernel.children() == []
 
 
+def test_contract_what_the_collector_ends_in_another_thread_is_gone_with_the_cell(kernel: Kernel) -> None:
+    kernel.ok(
+        "import gc\ngc.disable()\nclass Box: pass\n"
+        "box = Box(); box.me = box; box.it = iter(DataLoader(Stuck(), num_workers=2)); del box\n"
+        "collecting = threading.Thread(target=gc.collect); collecting.start()\n"
+        "time.sleep(0.2)  # into the grace that its workers have"
+    )
+    assert kernel.children() == []
+    kernel.ok("gc.enable(); collecting.join()")
+
+
 def test_contract_an_interrupt_spares_what_the_cell_did_not_iterate(kernel: Kernel) -> None:
     kernel.ok(
         "idle = DataLoader(Quick(8), num_workers=1, persistent_workers=True)\n"

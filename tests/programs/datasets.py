@@ -122,3 +122,16 @@ class StubbornProcesses(Stubborn):
     def __getitem__(self, index: int) -> torch.Tensor:
         subprocess.Popen(["sleep", "600"], start_new_session=True)
         return super().__getitem__(index)
+
+
+class Holds(Dataset):
+    """Holds something large, and gives its keys back."""
+
+    def __init__(self, data: object) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        return index

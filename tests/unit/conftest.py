@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import sys
@@ -49,6 +50,8 @@ def nothing_left_behind() -> Iterator[None]:
     earlier = frozenset(child.pid for child in psutil.Process().children(recursive=True))
     before = _traces(earlier)
     yield
+    if _traces(earlier) != before:
+        gc.collect()  # errors that a test has caught hold what they went through
     deadline = time.monotonic() + 5
     while _traces(earlier) != before and time.monotonic() < deadline:
         time.sleep(0.02)  # a thread or process may be on its way out

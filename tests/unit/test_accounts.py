@@ -154,7 +154,7 @@ def test_an_error_of_ours_does_not_enter_the_users_loop(monkeypatch: pytest.Monk
         raise ValueError("list modified during sort")
 
     monkeypatch.setattr(Account, "_keep", fail)
-    with lg.guard() as run:
+    with pytest.warns(lg.LoaderGuardWarning, match="report of a guarded run is incomplete"), lg.guard() as run:
         assert len(list(DataLoader(Quick(4)))) == 4
     assert run.report.batches == 4
 
@@ -277,6 +277,7 @@ def test_the_slowest_samples_of_an_epoch() -> None:
     assert slot.read_slowest() == []
 
 
+@pytest.mark.quiet  # compares a stopwatch with the accounts
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_says_where_its_time_went(workers: int) -> None:
     loader = DataLoader(Slow(48), batch_size=4, num_workers=workers)

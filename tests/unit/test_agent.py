@@ -17,6 +17,8 @@ import pytest
 
 from jupyter_loaderguard.interrupts import free_signal
 from jupyter_loaderguard.worker import locks, observed
+from jupyter_loaderguard.worker import slot as slot_module
+from jupyter_loaderguard.worker.agent import WorkerEntry
 from jupyter_loaderguard.worker.observed import describe_unsent, key_observer
 from jupyter_loaderguard.worker.slot import IDLE, LOADING, LOCKS, STACK_START, STARTING, UNSENT, Slot
 
@@ -232,3 +234,115 @@ def test_a_free_signal_is_one_that_nobody_handles() -> None:
         assert free_signal() != first
     finally:
         signal.signal(first, signal.SIG_DFL)
+
+
+# -- where there is no memfd, or no descriptor ------------------------------------------------------
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise PermissionError(errno.EPERM, "not in this sandbox")
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, *ways: str) -> None:
+    if "memfd" in ways:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    if "seccomp" in ways:
+        monkeypatch.setattr(os, "memfd_create", _refuse)
+    if "tmpfile" in ways:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    if "memory" in ways:
+        monkeypatch.setattr(slot_module, "_make_in_memory", _refuse)
+
+
+@pytest.mark.parametrize(
+    "missing", [("memfd",), ("seccomp",), ("memfd", "tmpfile"), ("memfd", "memory"), ("memfd", "memory", "tmpfile")]
+)
+def test_a_slot_needs_no_memfd(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]) -> None:
+    _without(monkeypatch, *missing)
+    slot = opened()
+    slot.numbers[slot_module.PID] = os.getpid()
+    slot.clear_stack()
+    assert slot.fd is not None
+    os.write(slot.fd, b"a stack")
+    assert slot.read_stack() == "a stack"
+    lent = slot_module.borrow(os.getpid())
+    assert lent is not None, "another process knows it by what is in it"
+    assert lent.read().pid == os.getpid()
+    assert os.fstat(slot.fd).st_nlink == 0, "nothing is left of it"
+
+
+def test_what_is_no_slot_is_not_borrowed(tmp_path: Any) -> None:
+    files = []
+    for name, content in (("plain", b""), ("loaderguard-named", bytes(STACK_START)), ("#1", bytes(STACK_START))):
+        files.append(open(tmp_path / name, "w+b"))  # noqa: SIM115
+        files[-1].write(content + bytes(10))
+        files[-1].flush()
+    os.unlink(tmp_path / "#1")  # without a name, large enough, but without our magic
+    try:
+        found = [slot_module._open_lent("/proc/self", str(file.fileno())) for file in files]
+        assert found == [None, None, None]
+    finally:
+        for file in files:
+            file.close()
+
+
+def test_a_slot_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: len(data) - 1)  # the disk is full
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space left"):
+        Slot()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_forked_worker_can_be_observed_without_a_descriptor() -> None:
+    slot = Slot.inherited()
+    pid = os.fork()
+    if not pid:
+        slot.begin(7, 3)
+        slot.write_text(UNSENT, "why")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (slot.read().phase, slot.read().task, slot.read().keys) == (LOADING, 7, 3)
+    assert slot.read_text(UNSENT) == "why"
+    assert (slot.fd, slot.stack_bytes(), slot.read_stack()) == (None, 0, "")
+
+
+def test_a_text_that_does_not_fit_is_not_taken_for_written() -> None:
+    slot = opened()
+    assert not slot.write_text(slot_module.FAILURE, "é" * 5000)
+    assert slot.write_text(slot_module.FAILURE, "short")
+
+
+def test_a_worker_without_a_slot_has_an_agent_all_the_same() -> None:
+    import signal
+
+    seen: dict[str, Any] = {}
+
+    def prepare(loop: Any, slot: Slot, args: Any, kwargs: Any) -> Any:
+        seen["slot"] = slot.read().pid
+        return args, {**kwargs, "prepared": True}
+
+    class Parcel:
+        def open(self) -> dict[str, Any]:
+            return {"dataset": "mine"}
+
+    previous = signal.getsignal(signal.SIGINT)
+    entry = WorkerEntry(lambda **given: seen.update(given), (os.getppid(), None), lambda: None, None, prepare, Parcel())
+    try:
+        entry(number=1)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert seen == {"slot": os.getpid(), "number": 1, "dataset": "mine", "prepared": True}
+
+
+def test_a_parcel_that_cannot_be_opened_is_heard_of_without_a_slot() -> None:
+    class Parcel:
+        def open(self) -> dict[str, Any]:
+            raise ImportError("no module of that name in the worker")
+
+    for slot in (None, Slot()):
+        entry = WorkerEntry(lambda: None, (1, None), lambda: None, slot, lambda *given: given[2:], Parcel())
+        with pytest.raises((ImportError, SystemExit)) as caught:
+            entry._open_parcel()
+        assert caught.type is (ImportError if slot is None else SystemExit)
+        assert slot is None or "no module of that name" in slot.read_text(slot_module.FAILURE)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -53,7 +55,7 @@ def test_a_script_goes_the_ordinary_way(tmp_path: Path) -> None:
 
 
 def test_what_pickle_handles_goes_the_ordinary_way(notebook: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_value, "_pack_by_value", lambda thing: pytest.fail("by value"))
+    monkeypatch.setattr(by_value, "_pack_by_value", lambda *given: pytest.fail("by value"))
     data = by_value.pack({"dataset": Quick(3), "collate_fn": None, "init_fn": torch.is_tensor})
     assert by_value.unpack(data)["dataset"].length == 3
 
@@ -113,3 +115,57 @@ def test_tensors_still_travel_in_shared_memory(notebook: None) -> None:
     with lg.guard():
         loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
         assert list(loader) == [True, True]
+
+
+# -- bulk -------------------------------------------------------------------------------------------
+
+
+class Large:
+    """Holds large things, some of them twice."""
+
+    def __init__(self) -> None:
+        self.array = numpy.arange(100_000)
+        self.again = self.array
+        self.named = numpy.array([Quick, len] * 500, dtype=object)
+        self.blobs = [bytes([number]) * 5000 for number in range(100)]
+        self.numbers, self.pairs = list(range(10_000)), {number: str(number) for number in range(1000)}
+        self.kinds = [Quick] * 100
+        self.text = "__main__" * 1000
+        self.deep = [[1, [2.0] * 100]] * 100
+
+
+@pytest.mark.parametrize("is_by_value", [True, False])
+def test_what_is_large_is_left_to_multiprocessing(notebook: None, is_by_value: bool) -> None:
+    held, bulk = Large(), list[Any]()
+    function = (lambda: held) if is_by_value else None
+    data = by_value.pack({"dataset": held, "collate_fn": function}, is_by_value, bulk)
+    assert len(data) < 20_000, "what is packed would be there twice"
+    assert any(one is held.array for one in bulk)
+    packed = by_value.PackedParcel(*pickle.loads(pickle.dumps((data, bulk))))
+    back = packed.open()["dataset"]
+    assert (back.array == held.array).all()
+    assert back.again is back.array
+    assert list(back.named) == list(held.named)
+    assert back.deep[0] is back.deep[99]
+    for name in ("blobs", "numbers", "pairs", "kinds", "text", "deep"):
+        assert getattr(back, name) == getattr(held, name)
+
+
+def test_a_name_in_bulk_is_no_name_of_the_notebook(notebook: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_value, "_pack_by_value", lambda *given: pytest.fail("by value"))
+    bulk: list[Any] = []
+    assert by_value.unpack(by_value.pack({"dataset": ["__main__"] * 100}, bulk=bulk), bulk) == {
+        "dataset": ["__main__"] * 100
+    }
+
+
+def test_the_users_objects_are_pickled_once(notebook: None) -> None:
+    counted: list[int] = []
+
+    class Counted(Quick):
+        def __reduce__(self) -> Any:
+            counted.append(1)
+            return Quick, (3,)
+
+    by_value.pack({"dataset": Counted(3)}, bulk=[])
+    assert counted == [1]

@@ -45,6 +45,7 @@ def _words(found: list[Finding]) -> str:
 # -- what is found, and what is not ---------------------------------------------------------------
 
 
+@pytest.mark.quiet  # the doctor has 5 s, and a spawned worker imports torch first
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_loader_has_no_findings(name: str, tmp_path: Path) -> None:
     loader = HEALTHY[name](tmp_path)

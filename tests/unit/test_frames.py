@@ -6,8 +6,11 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 from jupyter_loaderguard import frames
+from jupyter_loaderguard.ipython.holders import is_held_by_frames
+from jupyter_loaderguard.registry.cell import Territory
 
 
 def test_a_thread_that_makes_garbage_can_be_looked_at_without_a_crash() -> None:
@@ -38,7 +41,7 @@ def test_the_stack_of_a_thread_and_of_all() -> None:
         thread.join()
     assert names[-5:] == ["inner", "outer", "run", "_bootstrap_inner", "_bootstrap"]
     assert {"inner", "outer", "test_the_stack_of_a_thread_and_of_all"} <= set(everybody)
-    assert {thread.ident, threading.get_ident()} <= set(tops)
+    assert thread.ident in tops and threading.get_ident() not in tops
     assert frames.stack_of(thread.ident) == []
     assert frames.stack_of(None) == []
 
@@ -52,3 +55,25 @@ def test_the_collector_stays_as_it_was() -> None:
         gc.enable()
     frames.running()
     assert gc.isenabled()
+
+
+class Thing:
+    """Something that a function looks at."""
+
+
+def test_a_look_at_ones_own_stack_keeps_nothing_alive() -> None:
+    def look() -> weakref.ref[Thing]:
+        thing = Thing()
+        frames.running()
+        frames.stack_of(threading.get_ident())
+        territory = Territory()
+        assert territory.includes(threading.current_thread())
+        is_held_by_frames(thing, None)
+        return weakref.ref(thing)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert look()() is None, "it would live until the collector comes, and with it the workers of a loader"
+    finally:
+        gc.enable()

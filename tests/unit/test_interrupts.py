@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -149,6 +151,41 @@ def test_the_breaker_reaches_python_code_in_another_thread() -> None:
     interrupts.Breaker().break_off(thread.ident)
     thread.join(10)
     assert ended == ["broken"]
+
+
+CALLED_OFF = """
+import sys, threading
+from jupyter_loaderguard import interrupts
+
+breaker, is_ready, said = interrupts.Breaker(), threading.Event(), []
+
+def work(is_to_be_broken):
+    try:
+        while is_to_be_broken:
+            is_ready.set()
+    except interrupts.WaitBroken:
+        said.append("broken")
+    breaker.call_off()
+    said.append("went on")
+
+thread = threading.Thread(target=work, args=("now" in sys.argv,))
+thread.start()
+if "now" in sys.argv:
+    is_ready.wait()
+    breaker.break_off(thread.ident)
+thread.join()
+sys.settrace(lambda *arguments: None)
+work(False)
+sys.settrace(None)
+print(*said)
+"""
+
+
+@pytest.mark.parametrize("when", ["never", "now"])
+def test_what_the_breaker_called_off_does_not_hang_a_traced_program(when: str) -> None:
+    command = [sys.executable, "-c", CALLED_OFF, when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.removeprefix("broken ") == "went on went on\n", done.stderr
 
 
 def test_a_watch_knows_of_an_interrupt_that_an_inner_cell_has_taken() -> None:

@@ -12,7 +12,7 @@ import jupyter_loaderguard
 PACKAGE = Path(jupyter_loaderguard.__file__).parent
 LAYERS = [
     {"errors", "frames", "samples", "timing", "_version"},
-    {"quarantine"},
+    {"quarantine", "seam"},
     {"model", "population"},
     {"processes", "interrupts", "late_import", "queues", "reach", "views", "allowance"},
     {"usage"},

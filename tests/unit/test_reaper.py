@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -209,3 +211,127 @@ def test_it_holds_nothing_of_the_kernels(kernel: FakeKernel) -> None:
     assert "-I" in kernel.reaper.cmdline()
     assert os.getsid(kernel.reaper.pid) != os.getsid(kernel.process.pid)
     assert kernel.reaper.memory_info().rss < 20e6
+
+
+# -- a start that takes long ------------------------------------------------------------------------
+
+DAWDLER = """#!/bin/sh
+echo "Activating the environment"
+sleep {seconds}
+exec {python} "$@"
+"""
+SHORT_SECONDS = 0.5
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reaper]:
+    """A reaper whose answer is not awaited for long."""
+    monkeypatch.setattr("jupyter_loaderguard.reaper.ANSWER_SECONDS", SHORT_SECONDS)
+    reaper = Reaper()
+    yield reaper
+    reaper.stop()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, path: Path, script: str) -> None:
+    path.write_text(script)
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def test_a_reaper_that_answers_late_is_awaited_once_and_used_then(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, impatient: Reaper
+) -> None:
+    _install(monkeypatch, tmp_path / "python", DAWDLER.format(seconds=2, python=sys.executable))
+    worker = subprocess.Popen(["sleep", "600"])
+    try:
+        since = time.monotonic()
+        line = impatient.ensure()
+        assert time.monotonic() - since < SHORT_SECONDS + 1
+        assert line is not None
+        assert "may outlive a killed kernel" in line
+        impatient.born(Handle(worker.pid))
+        since = time.monotonic()
+        assert [impatient.ensure() for _ in range(5)] == [None] * 5, "said once"
+        assert time.monotonic() - since < SHORT_SECONDS, "nobody waits for it again"
+        deadline = time.monotonic() + 15
+        while impatient.pid is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        reaper = psutil.Process(impatient.pid)
+        assert "reaper.py" in " ".join(reaper.cmdline())
+        assert impatient.ensure() is None
+        impatient.stop()
+        wait_gone(reaper)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.mark.parametrize(
+    "script", ["#!/bin/sh\nsleep 600\n", "#!/bin/sh\nexit 3\n", "#!/bin/sh\nyes no\n", "no script"]
+)
+def test_what_never_answers_is_said_once_and_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, impatient: Reaper, script: str
+) -> None:
+    _install(monkeypatch, tmp_path / "python", script)
+    since = time.monotonic()
+    lines = [impatient.ensure() for _ in range(8)]
+    assert time.monotonic() - since < SHORT_SECONDS + 2
+    assert len([line for line in lines if line]) == 1
+    first_half = impatient._starting
+    started = psutil.Process(first_half.pid).children(recursive=True) if first_half and not first_half.poll() else []
+    impatient.stop()
+    wait_gone(*started)  # and the fixture looks for children
+
+
+@pytest.mark.parametrize("executable", [None, "", "/nowhere/python"])
+def test_no_python_to_start_it_with_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, impatient: Reaper, executable: str | None
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    impatient.start()
+    lines = [impatient.ensure() for _ in range(5)]
+    assert len([line for line in lines if line]) == 1
+    assert impatient.pid is None
+
+
+def test_it_does_not_look_like_python_to_who_changes_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pydevd does: `python script` becomes `python debugger script`, and the debugger waits for somebody."""
+    commands: list[list[str]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    reaper = Reaper()
+    try:
+        assert reaper.ensure() is None
+        assert ["python" in os.path.basename(command[0]) for command in commands] == [False]
+        assert psutil.Process(reaper.pid).cmdline()[0] == sys.executable, "and is Python all the same"
+    finally:
+        reaper.stop()
+
+
+def test_a_reaper_that_was_done_without_is_told_all_when_it_is_back() -> None:
+    reaper = Reaper()
+    worker = subprocess.Popen(["sleep", "600"])
+    try:
+        assert reaper.ensure() is None
+        old = psutil.Process(reaper.pid)
+        before = len(os.listdir("/proc/self/fd"))
+        line = reaper.ensure(is_scarce=True)
+        assert line is not None
+        assert "descriptors" in line
+        assert len(os.listdir("/proc/self/fd")) == before - 2, "its pipe, and its pidfd"
+        assert reaper.ensure(is_scarce=True) is None
+        assert not gone(old), "it watches over what it knows"
+        reaper.born(Handle(worker.pid))
+        assert reaper.ensure() is None
+        assert reaper.pid != old.pid
+        wait_gone(old)
+    finally:
+        reaper.stop()
+        worker.kill()
+        worker.wait()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -252,10 +251,9 @@ def test_a_card_that_cannot_be_shown_does_not_end_the_loop(monkeypatch: pytest.M
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with lg.guard(stall_seconds=0.4):
-            assert loop(DataLoader(stalls.Dawdles(1), num_workers=1)) == 64
+    words = "a stall could not be looked at or shown"
+    with pytest.warns(lg.LoaderGuardWarning, match=words), lg.guard(stall_seconds=0.4):
+        assert loop(DataLoader(stalls.Dawdles(1), num_workers=1)) == 64
 
 
 def test_user_code_that_turns_our_break_into_its_own_error_does_not_hide_the_stall() -> None:

@@ -16,9 +16,11 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
 import torch.utils.data.dataloader as dataloader
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import worker
@@ -414,13 +416,44 @@ def test_guards_of_two_threads_do_not_end_each_others_loaders() -> None:
     assert done == [59]
 
 
-def test_an_interrupt_while_a_guard_ends_is_not_lost_and_the_guard_is_off() -> None:
-    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        with lg.guard(grace_seconds=20):
-            kept = iter(DataLoader(Stuck(), num_workers=1))
-        time.sleep(5)
-    assert kept._shutdown
+class Watched(Stuck):
+    """Says that it has been asked for a sample, and does not leave when it is asked to."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Path(self.marker).touch()
+        return super().__getitem__(index)
+
+
+def test_an_interrupt_while_a_guard_ends_is_not_lost_and_the_guard_is_off(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def interrupt_the_grace() -> None:
+        """Press when the guard waits for its worker: until then, nothing is under way that could be interrupted."""
+        while not ended.wait(0.01) and not (kept and kept[0]._shutdown):
+            continue
+        if not ended.wait(0.5):  # into the 60 s that the worker has
+            os.kill(os.getpid(), signal.SIGINT)
+
+    kept: list[Any] = []
+    thread = threading.Thread(target=interrupt_the_grace)
+    thread.start()
+    since = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with lg.guard(grace_seconds=60):
+                kept.append(iter(DataLoader(Watched(str(tmp_path / "asked")), num_workers=1)))
+                while not (tmp_path / "asked").exists():
+                    time.sleep(0.01)
+            time.sleep(5)
+    finally:
+        ended.set()
+        thread.join()
+    assert time.monotonic() - since < 50
+    assert kept[0]._shutdown
     assert not lg.snapshot().guarding
 
 
