@@ -18,7 +18,7 @@ from ..interrupts import WaitBroken
 from ..registry import BATCH, BEGAN, END, ERROR, Record, registry
 from ..seam import Call, entry, for_user
 from .deaths import WorkersFailed, raise_if_failed
-from .ending import STATUS_SECONDS, detach, stopped
+from .ending import STATUS_SECONDS, detach, forget_pids, stopped
 from .mending import begin_epoch, get_mended
 from .progress import EMPTY, note_sample
 from .skipping import leave_out_here
@@ -163,6 +163,7 @@ def _reset(call: Call, iterator: Any, record: Record, *args: Any, **kwargs: Any)
     """Measure how a persistent loader begins its next epoch: it waits for an answer of every worker."""
     __tracebackhide__ = True
     if record.is_in_making:
+        forget_pids(iterator)  # a worker may die of its first sample while torch hands out more: see NOTE [ Dead workers ]
         call(iterator, *args, **kwargs)
         return
     record.begin_epoch()

@@ -114,6 +114,6 @@ def test_a11_interrupts_during_recovery_leave_no_worker(kernel: Kernel) -> None:
         time.sleep(delay)
         kernel.interrupt()
         reply = kernel.finish(message, when_lost=kernel.interrupt)
-        assert reply.ename == "KeyboardInterrupt"
+        assert reply.ename == "KeyboardInterrupt", reply
         wait_until(lambda: not kernel.children(), what="the end of the workers")
         assert kernel.ok("[t.name for t in threading.enumerate() if 'QueueFeeder' in t.name]").value == []

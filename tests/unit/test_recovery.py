@@ -128,6 +128,32 @@ def test_c2_whatever_ends_a_worker(signum: int) -> None:
     assert run.report.retries == 1
 
 
+class _AfterADeath(BatchSampler):
+    """Gives the keys of a second batch when a worker is dead of the first."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number, keys in enumerate(super().__iter__()):
+            if number == 1:
+                _await_dead_child()
+            yield keys
+
+
+def _await_dead_child() -> None:
+    deadline = time.monotonic() + 30
+    while not any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children()):
+        assert time.monotonic() < deadline, "no worker died"
+        time.sleep(0.01)
+
+
+def test_c2_a_worker_dies_while_the_first_batches_are_handed_out(tmp_path: Path) -> None:
+    """torch's handler of SIGCHLD would raise then, in `iter(loader)`, where nobody can mend it."""
+    sampler = _AfterADeath(SequentialSampler(range(40)), 4, drop_last=False)
+    with lg.guard(retry=1) as run:
+        loader = DataLoader(Frail(40, kills=(0,), once=str(tmp_path)), batch_sampler=sampler, num_workers=2)
+        assert _take(loader) == _plain(40, 4)
+    assert run.report.retries == 1
+
+
 def test_c2_an_exit_is_a_death_too(tmp_path: Path) -> None:
     with lg.guard(retry=1) as run:
         assert _take(DataLoader(Exits(40, kills=(22,), once=str(tmp_path)), batch_size=4, num_workers=2)) == _plain(
