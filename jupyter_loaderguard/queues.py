@@ -20,6 +20,11 @@ from typing import Any
 CAN_POLL = hasattr(select, "poll")
 """Not on Windows."""
 PIPE_BUF: int = getattr(select, "PIPE_BUF", 512)
+SHORT = PIPE_BUF - 4
+"""So long is a message that is written at once, with its length before it."""
+CLOSED = "the workers' pipe is closed"
+read_file = os.read
+"""Looked up once."""
 LOCK_SECONDS = 0.1
 """How long to wait for a lock that a dead process may hold for ever, or for a thread on its way out."""
 
@@ -42,26 +47,40 @@ class Inbox:
         self.fd: int = queue._reader.fileno()
         self._poll: Any = None
 
-    def read(self, await_more: Callable[[], None]) -> Any:
-        """Return the next object; to be called when the pipe is readable, as it is after each `await_more`."""
-        return self.open(self.read_message(await_more))
+    def read(self, await_more: Callable[..., None], *args: Any) -> Any:
+        """Return the next object; to be called when the pipe is readable, as it is after each `await_more(*args)`."""
+        return self.open(self.read_message(await_more, *args))
 
     open = staticmethod(ForkingPickler.loads)
     """Makes the object of a message; user code may raise in it."""
 
-    def read_message(self, await_more: Callable[[], None]) -> memoryview:
+    def read_message(self, await_more: Callable[..., None], *args: Any) -> memoryview | bytes:
         """Return the next object as it was sent: a piece of memory."""
-        self._fill(4, await_more)
+        if not self._bytes:  # nearly always; and then a short message is there as a whole, as it was written at once
+            head = read_file(self.fd, 4)
+            size = int.from_bytes(head, "big", signed=True)
+            body = read_file(self.fd, size) if len(head) == 4 and 0 < size <= SHORT else b""
+            if body and len(body) == size:
+                self._queue._sem.release()
+                return body
+            self._bytes += head + body
+            if not head:
+                raise EOFError(CLOSED)
+        return self._read_long(await_more, *args)
+
+    def _read_long(self, await_more: Callable[..., None], *args: Any) -> memoryview:
+        """Return a message that may not be there as a whole."""
+        self._fill(4, await_more, *args)
         start, size = 4, struct.unpack_from("!i", self._bytes)[0]
         if size == -1:  # the length does not fit into 31 bits
-            self._fill(12, await_more)
+            self._fill(12, await_more, *args)
             start, size = 12, struct.unpack_from("!Q", self._bytes, 4)[0]
-        self._fill(start + size, await_more)
+        self._fill(start + size, await_more, *args)
         message, self._bytes = memoryview(self._bytes)[start:], bytearray()
         self._queue._sem.release()
         return message
 
-    def await_message(self, timeout: float) -> memoryview:
+    def await_message(self, timeout: float) -> memoryview | bytes:
         """Return the next object as it was sent, or raise Empty; for a queue that nobody else reads."""
         if self._poll is None:
             self._poll = select.poll()
@@ -79,13 +98,13 @@ class Inbox:
         """Wait for the rest of a message for as long as it takes."""
         is_ready(self.fd, select.POLLIN, None)
 
-    def _fill(self, size: int, await_more: Callable[[], None]) -> None:
+    def _fill(self, size: int, await_more: Callable[..., None], *args: Any) -> None:
         while len(self._bytes) < size:
             if self._bytes and size > PIPE_BUF:  # a shorter message was written at once: the rest is there
-                await_more()
-            data = os.read(self.fd, size - len(self._bytes))
+                await_more(*args)
+            data = read_file(self.fd, size - len(self._bytes))
             if not data:
-                raise EOFError("the workers' pipe is closed")
+                raise EOFError(CLOSED)
             self._bytes += data
 
 

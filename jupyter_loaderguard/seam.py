@@ -109,34 +109,24 @@ def _arguments(frame: FrameType) -> list[Any]:
 
 
 class Call:
-    """One call of a method of torch's, with what its own code answered."""
+    """One call of a method of torch's, with what its own code answered; without `__init__`: each batch has three."""
 
+    original: Callable[..., Any]
+    """Torch's own method."""
     error: BaseException | None = None
     answer: Any = _NONE_YET
     fallback: Callable[..., Any] | None = None
     """What is to be called if ours fails before torch has answered, where that is not torch's own method."""
 
-    def __init__(self, original: Callable[..., Any]) -> None:
-        self._original = original
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call torch's own method."""
+        """Call torch's own method, and note what comes of it; what runs for every batch has this written out."""
         __tracebackhide__ = True
         try:
-            answer = self.answer = self._original(*args, **kwargs)
+            answer = self.answer = self.original(*args, **kwargs)
         except BaseException as error:
             self.error = error
             raise
         return answer
-
-    def theirs(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call something else that is not ours, in the place of torch's own method."""
-        __tracebackhide__ = True
-        try:
-            return function(*args)
-        except BaseException as error:
-            self.error = error
-            raise
 
     def settle(self, answer: Any) -> None:
         """Note what torch's own code would return: it can be got once only."""
@@ -146,49 +136,111 @@ class Call:
         """Note that what torch answered is not for the user, and another answer is to come."""
         self.answer, self.error, self.fallback = _NONE_YET, None, None
 
+    def passes(self, error: BaseException) -> bool:
+        """Tell whether an error that leaves our code is the caller's: torch's, the user's, or meant for the user."""
+        is_theirs = error is self.error or not isinstance(error, Exception) or is_for_user(error)
+        if is_theirs:
+            self._forget()
+        return is_theirs
+
     def conclude(self, *args: Any, **kwargs: Any) -> Any:
         """Return what torch has answered, or raise what it has raised, or call it."""
         __tracebackhide__ = True
-        if self.error is not None:
-            raise self.error
-        if self.answer is not _NONE_YET:
-            return self.answer
-        return (self.fallback or self._original)(*args, **kwargs)
+        try:
+            if self.error is not None:
+                raise self.error
+            if self.answer is not _NONE_YET:
+                return self.answer
+            return (self.fallback or self.original)(*args, **kwargs)
+        finally:
+            self._forget()
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Let go of what came: an error would hold itself by its traceback, and with it the iterator."""
         self.answer = self.error = None
 
 
-def entry(ours: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+class Inherited:
+    """A method that a class has of its base, whatever that is by then: others patch, too."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        functools.update_wrapper(self, getattr(owner, name))
+        self.owner, self._name = owner, name
+        self.find = functools.partial(getattr, owner.__mro__[1], name)
+        """Returns what super() finds for an object of this very class; it takes no call of Python's."""
+
+    @rim
+    def __call__(self, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return getattr(super(self.owner, iterator), self._name)(*args, **kwargs)
+
+
+def entry(ours: Callable[..., Any], needs: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make what replaces a method of torch's iterators: `ours(call, iterator, record, …)`, where `call` is torch's own.
 
+    With `needs`, torch's own method runs alone as long as the record has nothing under that name.
     See NOTE [ Fail open ].
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True  # the user's traceback is about the user's code
-            record = self.__dict__.get(RECORD)
-            if record is None:
-                return original(self, *args, **kwargs)
-            call = Call(original)
-            try:
-                return ours(call, self, record, *args, **kwargs)
-            except BaseException as error:
-                if error is call.error or not isinstance(error, Exception) or is_for_user(error):
-                    call.forget()
-                    raise
-                let_go(record, error)
-            try:
-                return call.conclude(self, *args, **kwargs)
-            finally:
-                call.forget()
-
+        method = (_entry_alone if _takes_nothing(original) else _entry_with_arguments)(ours, original, needs)
         _methods.add(method.__code__)
         return functools.wraps(original)(method)
 
     return make
+
+
+def _takes_nothing(method: Callable[..., Any]) -> bool:
+    """Tell whether a method has no argument but its object."""
+    try:
+        return list(inspect.signature(method).parameters) == ["self"]
+    except (TypeError, ValueError):  # it does not tell
+        return False
+
+
+Method = Callable[..., Any]
+
+
+def _entry_with_arguments(ours: Method, original: Method, needs: str | None) -> Method:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # the user's traceback is about the user's code
+        record = self.__dict__.get(RECORD)
+        if record is None or (needs is not None and not getattr(record, needs)):
+            return original(self, *args, **kwargs)
+        call = Call()
+        call.original = original
+        try:
+            return ours(call, self, record, *args, **kwargs)
+        except BaseException as error:
+            if call.passes(error):
+                raise
+            let_go(record, error)
+        return call.conclude(self, *args, **kwargs)
+
+    return method
+
+
+def _entry_alone(ours: Method, original: Method, needs: str | None) -> Method:
+    """The same for a method without arguments: three of these run for every batch, and each call is felt."""
+    owner, find = (original.owner, original.find) if isinstance(original, Inherited) else (None, None)
+
+    def method(self: Any) -> Any:
+        __tracebackhide__ = True
+        record = self.__dict__.get(RECORD)
+        own = find() if find is not None and type(self) is owner else original
+        if record is None or (needs is not None and not getattr(record, needs)):
+            return own(self)
+        call = Call()
+        call.original = own
+        try:
+            return ours(call, self, record)
+        except BaseException as error:
+            if call.passes(error):
+                raise
+            let_go(record, error)
+        return call.conclude(self)
+
+    return method
 
 
 _methods: set[CodeType] = set()
@@ -199,7 +251,7 @@ def is_entry(method: Any) -> bool:
     return getattr(method, "__code__", None) in _methods
 
 
-def let_go(record: Guarded, error: Exception) -> None:
+def let_go(record: Guarded, error: BaseException) -> None:
     """Hand an iterator back to torch, and say so in a line; one whose workers are just being made, after that."""
     if record.is_in_making:
         record.mistake = record.mistake or Unknown(_reason(error))  # without the traceback, which holds the iterator
@@ -207,7 +259,7 @@ def let_go(record: Guarded, error: Exception) -> None:
         hand_back([record], error)
 
 
-def hand_back(records: Iterable[Guarded], error: Exception) -> None:
+def hand_back(records: Iterable[Guarded], error: BaseException) -> None:
     """Hand iterators back to torch for good, and say so in one line."""
     records = list(records)
     for record in records:
@@ -256,7 +308,7 @@ shield = Shield
 _said: set[str] = set()
 
 
-def say(what: str, error: Exception) -> None:
+def say(what: str, error: BaseException) -> None:
     """Say in a line what is not guarded, and why; the same thing once."""
     line = f"{what} ({_reason(error)})"
     if line not in _said:
@@ -269,7 +321,7 @@ def forget_said() -> None:
     _said.clear()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Say what was wrong: what we do not know; or our mistake, with its place for a report."""
     if isinstance(error, Unknown):
         return str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import multiprocessing
 from collections.abc import Callable
@@ -11,14 +10,13 @@ from typing import Any
 
 from ..processes import start_time
 from ..registry import keeps, registry
-from ..seam import RECORD, rim, shield
+from ..seam import RECORD, Inherited, shield
 from .birth import lent_context, seeing_init, settle
 from .ending import control, quick_del, quick_shutdown_workers
 from .instrument import TORCH, TORCHDATA
 from .progress import observing_next_index, remembering_next_index
 from .recipe import RECIPE
 from .waiting import (
-    measuring_next_alone,
     measuring_next_data,
     measuring_reset,
     timing_next,
@@ -39,7 +37,7 @@ OF_MULTI = {
     "__del__": quick_del,
 }
 """What makes the replacement of each method of an iterator with workers."""
-OF_SINGLE = {"__init__": seeing_init, "__next__": measuring_next_alone, "_next_index": observing_next_index}
+OF_SINGLE = {"__init__": seeing_init, "__next__": measuring_next_data, "_next_index": observing_next_index}
 
 
 class Patch:
@@ -48,7 +46,7 @@ class Patch:
     def __init__(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name = owner, name
         self._is_own = name in vars(owner)
-        self._original = vars(owner)[name] if self._is_own else _inherited(owner, name)
+        self._original = vars(owner)[name] if self._is_own else Inherited(owner, name)
         self._replacement = make(self._original)
         setattr(owner, name, self._replacement)
 
@@ -59,18 +57,6 @@ class Patch:
             setattr(self._owner, self._name, self._original)
         else:
             delattr(self._owner, self._name)
-
-
-def _inherited(owner: type, name: str) -> Callable[..., Any]:
-    """Return what calls a method of a base class, whatever that is by then: others patch, too."""
-
-    @rim
-    @functools.wraps(getattr(owner, name))
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return getattr(super(owner, self), name)(*args, **kwargs)
-
-    return method
 
 
 def patch(module: ModuleType) -> list[Patch]:

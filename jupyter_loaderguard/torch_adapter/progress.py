@@ -25,34 +25,45 @@ building = threading.local()
 def _remember_index(call: Call, iterator: Any, record: Record) -> Any:
     """Remember the keys of each batch that is sent to a worker: torch does not."""
     __tracebackhide__ = True
-    keys = _ask_sampler(call, iterator, record, iterator._send_idx)
+    task = iterator._send_idx
+    try:  # `_ask_sampler`, written out: this runs for every batch
+        keys = call.answer = call.original(iterator)
+    except BaseException as error:
+        _note_failed(call, error, task)
+        raise
+    if record.left_out is not None:
+        keys = _pass_over(call, iterator, record, keys, task)
     while record.oldest_sent < iterator._rcvd_idx:  # these have been delivered
         record.sent.pop(record.oldest_sent, None)
         record.oldest_sent += 1
-    record.sent[iterator._send_idx] = keys
+    record.sent[task] = keys
     return keys if record.carry is None else record.carry(keys)
 
 
-def _ask_sampler(call: Call, iterator: Any, record: Record, batch: int) -> Any:
-    """Return the sampler's next keys, without samples that are left out; an error gets a note of when it came."""
+def _ask_sampler(call: Call, iterator: Any, batch: int) -> Any:
+    """Return the sampler's next keys; an error gets a note of when it came."""
     __tracebackhide__ = True
     try:
-        keys = call(iterator)
-        return keys if record.left_out is None else _pass_over(call, iterator, record, keys)
-    except StopIteration:
+        keys = call.answer = call.original(iterator)
+    except BaseException as error:
+        _note_failed(call, error, batch)
         raise
-    except Exception as error:
-        if error is call.error:
-            note_sampler(error, batch)
-        raise
+    return keys
 
 
-def _pass_over(call: Call, iterator: Any, record: Record, keys: Any) -> Any:
+def _note_failed(call: Call, error: BaseException, batch: int) -> None:
+    """Note what the sampler has raised."""
+    call.error = error
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        note_sampler(error, batch)
+
+
+def _pass_over(call: Call, iterator: Any, record: Record, keys: Any, batch: int) -> Any:
     """Return keys without the samples that are left out; those of the next batch if that is all of them."""
     __tracebackhide__ = True
     assert record.left_out is not None
     while (rest := record.left_out.without(keys, iterator._auto_collation)) is None:
-        keys = call(iterator)
+        keys = _ask_sampler(call, iterator, batch)
     return rest
 
 
@@ -60,13 +71,17 @@ def _observe_index(call: Call, iterator: Any, record: Record) -> Any:
     """Note the samples that the kernel itself loads."""
     __tracebackhide__ = True
     task = iterator._num_yielded
-    if record.again is not None:
+    if record.again is None:
+        try:  # as above
+            keys = call.answer = call.original(iterator)
+        except BaseException as error:
+            _note_failed(call, error, task)
+            raise
+    else:
         keys, record.again = record.again, None
         call.settle(keys)
-        if record.left_out is not None:
-            keys = _pass_over(call, iterator, record, keys)
-    else:
-        keys = _ask_sampler(call, iterator, record, task)
+    if record.left_out is not None:
+        keys = _pass_over(call, iterator, record, keys, task)
     if not record.slots or record.slots[0] is None:
         return keys
     record.sent = {task: keys}

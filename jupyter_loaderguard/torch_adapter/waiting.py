@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import queue
 import select
 import threading
 import time
-from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -28,37 +26,30 @@ DEATH_SECONDS = 1.0
 MAIN_THREAD = threading.main_thread().ident
 
 
-def _next(call: Callable[[Any], Any], iterator: Any, record: Record) -> Any:
-    """Count what torch does around a wait as waiting too: its profiler takes 6 µs, and 200 µs after a pause."""
+def _next(call: Call, iterator: Any, record: Record) -> Any:
+    """Account for a batch. What torch does around the wait counts too: its profiler takes 6 µs, 200 after a pause."""
     __tracebackhide__ = True
     waited, since = record.wait_seconds, perf_counter()
     try:
-        batch = call(iterator)
-    except BaseException:
+        batch = call.answer = call.original(iterator)
+    except BaseException as error:
+        call.error = error
         record.wait_seconds = waited + perf_counter() - since
         raise
-    now = perf_counter()
-    record.wait_seconds = waited + now - since
-    if record.accounts:
-        for account in record.accounts:
-            account.note(record, since, now, batch)
-        record.wait_seconds = waited + perf_counter() - since  # what the accounts take is waiting too
+    _account_for(record, waited, since, batch)
     return batch
 
 
-def _next_alone(call: Call, iterator: Any, record: Record) -> Any:
-    """Without workers all of torch's `next()` is the wait: one method less to go through."""
-    __tracebackhide__ = True
-    if record.accounts:
-        return _next(functools.partial(_next_data, call, record=record), iterator, record)
-    waited, since = record.wait_seconds, perf_counter()
-    try:
-        return _next_data(call, iterator, record)
-    finally:
-        record.wait_seconds = waited + perf_counter() - since
+def _account_for(record: Record, waited: float, since: float, batch: Any) -> None:
+    """Tell the guarded runs of a batch; the time that this takes is waiting too."""
+    now = perf_counter()
+    for account in record.accounts:
+        account.note(record, since, now, batch)
+    record.wait_seconds = waited + perf_counter() - since
 
 
 def _next_data(call: Call, iterator: Any, record: Record) -> Any:
+    """Measure a wait; without workers all of torch's `next()` is one."""
     __tracebackhide__ = True
     # begin_wait and end_wait, written out: this runs for every batch, and each call is felt
     if record.mark != registry.mark or get_ident() != record.thread:
@@ -70,16 +61,22 @@ def _next_data(call: Call, iterator: Any, record: Record) -> Any:
     try:
         if record.stopped_by:
             raise stopped(record)
-        batch = _next_mended(call, iterator, record) if record.mends or record.has_own else call(iterator)
+        if record.mends or record.has_own:
+            batch = _next_mended(call, iterator, record)
+        else:
+            try:  # `call(iterator)`, written out as well
+                batch = call.answer = call.original(iterator)
+            except BaseException as error:
+                call.error = error
+                raise
         if record.is_stalled:
             _look_at_batch(iterator, record)
         if not record.workers and record.slots and record.slots[0] is not None:
             record.slots[0].end()  # the kernel itself has loaded it
         record.waiting_since = None
-        record.batches += 1  # and `_next` counts the wait
+        record.batches += 1
         if record.is_stalled:  # found in this very moment
             record.end_wait(since, BATCH, is_counted=True)
-        return batch
     except StopIteration:
         record.is_in_epoch = False
         record.end_wait(since, END)
@@ -93,6 +90,11 @@ def _next_data(call: Call, iterator: Any, record: Record) -> Any:
         finally:
             record.end_wait(since, ERROR)
         raise
+    waited = record.wait_seconds
+    record.wait_seconds = waited + perf_counter() - since
+    if record.accounts and not record.workers:
+        _account_for(record, waited, since, batch)
+    return batch
 
 
 def _next_mended(call: Call, iterator: Any, record: Record) -> Any:
@@ -163,7 +165,9 @@ def _reset(call: Call, iterator: Any, record: Record, *args: Any, **kwargs: Any)
     """Measure how a persistent loader begins its next epoch: it waits for an answer of every worker."""
     __tracebackhide__ = True
     if record.is_in_making:
-        forget_pids(iterator)  # a worker may die of its first sample while torch hands out more: see NOTE [ Dead workers ]
+        forget_pids(
+            iterator
+        )  # a worker may die of its first sample while torch hands out more: see NOTE [ Dead workers ]
         call(iterator, *args, **kwargs)
         return
     record.begin_epoch()
@@ -199,26 +203,24 @@ def _attempt(call: Call, iterator: Any, record: Record, timeout: float) -> tuple
         return _get_in_slices(call, iterator, record, timeout)
     if registry.interrupt_wait is not None and get_ident() == MAIN_THREAD:
         registry.interrupt_wait()
-    ready = watch.poll(min(timeout, SLICE_SECONDS) * 1000)
+    ready = watch.poll(SLICE_SECONDS * 1000 if timeout > SLICE_SECONDS else timeout * 1000)
     if not ready and timeout > SLICE_SECONDS:
         ready = _poll_on(iterator, record, timeout - SLICE_SECONDS)
     is_plain = len(ready) == 1 and ready[0][0] == record.inbox.fd
     if not is_plain and not _look_after_workers(iterator, record, timeout if ready else 0.0):
         return False, None
     try:
-        message = record.inbox.read_message(functools.partial(_await_rest, iterator, record))
+        message = record.inbox.read_message(_await_rest, iterator, record)
     except (OSError, EOFError) as error:
         return _explained_by_torch(call, iterator, record, error)
     try:
-        answer = True, record.inbox.open(message)
+        call.answer = answer = True, record.inbox.open(message)
     except Exception as error:  # noqa: BLE001 - what came cannot be unpickled: theirs
         return _explained_by_torch(call, iterator, record, error)
-    call.settle(answer)
     return answer
 
 
-timing_next, measuring_next_data, measuring_reset = entry(_next), entry(_next_data), entry(_reset)
-measuring_next_alone = entry(_next_alone)
+timing_next, measuring_next_data, measuring_reset = entry(_next, "accounts"), entry(_next_data), entry(_reset)
 watching_try_get_data = entry(_try_get_data)
 
 

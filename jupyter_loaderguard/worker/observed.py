@@ -16,7 +16,7 @@ from typing import Any
 
 from ..queues import CAN_POLL, Inbox, is_plain, on_unsent
 from ..samples import Manner, error_text
-from ..seam import rim, say, shield
+from ..seam import is_for_user, rim, say, shield
 from ..usage import is_short_of_descriptors
 from .slot import IDLE, IN_EPOCH, LOADING, PHASE, POSITION, SINCE, UNSENT, Slot
 
@@ -117,12 +117,18 @@ class ObservedTasks:
         @rim
         def get(timeout: float) -> Any:
             """Return the next task, and note it."""
-            with shield(UNSEEN):
+            try:
                 self._note_question()
+            except Exception as error:  # not a Shield, which would be felt in every batch
+                if is_for_user(error):
+                    raise
+                say(UNSEEN, error)
             task = get_task(timeout=timeout)
             try:
                 return self._note_task(task, observe, is_stateful)
-            except Exception as error:  # noqa: BLE001 - not a Shield, which could not return the task
+            except Exception as error:  # as above
+                if is_for_user(error):
+                    raise
                 say(UNSEEN, error)
                 return task
 
