@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import jupyter_loaderguard as lg
+from jupyter_loaderguard.errors import LoaderGuardWarning
 from tests.programs.datasets import Quick
 from tests.programs.endless import InfiniteLoader
 
@@ -234,6 +235,27 @@ def test_it_is_as_without_the_guard(program: Callable[[], Any]) -> None:
     plain = list(plain) if isinstance(plain, list) else plain
     with lg.guard():
         assert program() == plain
+
+
+class RunsItself(SpawnProcess):
+    """Has a way of its own to run what it is given."""
+
+    def run(self) -> None:
+        self._target(*self._args, **self._kwargs)  # type: ignore[attr-defined]
+
+
+class RunsItselfContext(SpawnContext):
+    Process = RunsItself
+
+
+def test_a_process_class_that_runs_in_its_own_way_works_unobserved_and_that_is_said_once() -> None:
+    with pytest.warns(LoaderGuardWarning) as said, lg.guard():
+        for _ in range(2):
+            loader = DataLoader(Quick(4), num_workers=1, multiprocessing_context=RunsItselfContext())
+            assert len(list(loader)) == 4
+    assert [str(one.message) for one in said] == [
+        "loaderguard: workers cannot be observed (RunsItself has its own run())."
+    ]
 
 
 class JoinableContext(ForkContext):
