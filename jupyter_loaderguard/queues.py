@@ -57,14 +57,16 @@ class Inbox:
     def read_message(self, await_more: Callable[..., None], *args: Any) -> memoryview | bytes:
         """Return the next object as it was sent: a piece of memory."""
         if not self._bytes:  # nearly always; and then a short message is there as a whole, as it was written at once
-            head = read_file(self.fd, 4)
-            size = int.from_bytes(head, "big", signed=True)
-            body = read_file(self.fd, size) if len(head) == 4 and 0 < size <= SHORT else b""
-            if body and len(body) == size:
-                self._queue._sem.release()
-                return body
-            self._bytes += head + body
-            if not head:
+            self._bytes += read_file(self.fd, 4)
+            size = int.from_bytes(self._bytes, "big", signed=True)
+            if len(self._bytes) == 4 and 0 < size <= SHORT:
+                body = read_file(self.fd, size)
+                if len(body) == size:
+                    self._bytes.clear()
+                    self._queue._sem.release()
+                    return body
+                self._bytes += body
+            elif not self._bytes:
                 raise EOFError(CLOSED)
         return self._read_long(await_more, *args)
 

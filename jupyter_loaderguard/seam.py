@@ -20,7 +20,7 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Protocol, TypeVar
 
 from .errors import LoaderGuardError, LoaderStalled, traceback_of, warn_limited
@@ -164,83 +164,63 @@ class Inherited:
     """A method that a class has of its base, whatever that is by then: others patch, too."""
 
     def __init__(self, owner: type, name: str) -> None:
-        functools.update_wrapper(self, getattr(owner, name))
-        self.owner, self._name = owner, name
-        self.find = functools.partial(getattr, owner.__mro__[1], name)
-        """Returns what super() finds for an object of this very class; it takes no call of Python's."""
+        self.inherited, self.__name__ = getattr(owner, name), name
+        self._super = functools.partial(super, owner)
+        base = vars(owner.__mro__[1])
+        self.owner = owner if name in base else None
+        self.find = functools.partial(base.get, name)
+        """For objects of this very class it returns what super() would find, and takes no call of Python's."""
 
     @rim
     def __call__(self, iterator: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        return getattr(super(self.owner, iterator), self._name)(*args, **kwargs)
+        return getattr(self._super(iterator), self.__name__)(*args, **kwargs)
 
 
 def entry(ours: Callable[..., Any], needs: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make what replaces a method of torch's iterators: `ours(call, iterator, record, …)`, where `call` is torch's own.
 
     With `needs`, torch's own method runs alone as long as the record has nothing under that name.
-    See NOTE [ Fail open ].
+    See NOTE [ Fail open ]. Four of these run for every batch, and each call in them is felt.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        method = (_entry_alone if _takes_nothing(original) else _entry_with_arguments)(ours, original, needs)
+        base = original if isinstance(original, Inherited) else None
+        owner, find = (base.owner, base.find) if base is not None else (None, None)
+        ours_with = ours if _takes_more(ours) else _refuse
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # the user's traceback is about the user's code
+            torchs = find() if find is not None and type(self) is owner else original
+            if type(torchs) is not FunctionType:  # what is no function is not bound to the object that it is called for
+                torchs = original
+            record = self.__dict__.get(RECORD)
+            if record is None or (needs is not None and not getattr(record, needs)):
+                return torchs(self, *args, **kwargs)
+            call = Call()
+            call.original = torchs
+            try:
+                return ours_with(call, self, record, *args, **kwargs) if args or kwargs else ours(call, self, record)
+            except BaseException as error:
+                if call.passes(error):
+                    raise
+                let_go(record, error)
+            return call.conclude(self, *args, **kwargs)
+
         _methods.add(method.__code__)
-        return functools.wraps(original)(method)
+        return functools.wraps(original if base is None else base.inherited)(method)
 
     return make
 
 
-def _takes_nothing(method: Callable[..., Any]) -> bool:
-    """Tell whether a method has no argument but its object."""
-    try:
-        return list(inspect.signature(method).parameters) == ["self"]
-    except (TypeError, ValueError):  # it does not tell
-        return False
+def _takes_more(ours: Callable[..., Any]) -> bool:
+    """Tell whether a replacement of ours takes arguments."""
+    code = ours.__code__
+    return code.co_argcount > 3 or bool(code.co_flags & inspect.CO_VARARGS)
 
 
-Method = Callable[..., Any]
-
-
-def _entry_with_arguments(ours: Method, original: Method, needs: str | None) -> Method:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # the user's traceback is about the user's code
-        record = self.__dict__.get(RECORD)
-        if record is None or (needs is not None and not getattr(record, needs)):
-            return original(self, *args, **kwargs)
-        call = Call()
-        call.original = original
-        try:
-            return ours(call, self, record, *args, **kwargs)
-        except BaseException as error:
-            if call.passes(error):
-                raise
-            let_go(record, error)
-        return call.conclude(self, *args, **kwargs)
-
-    return method
-
-
-def _entry_alone(ours: Method, original: Method, needs: str | None) -> Method:
-    """The same for a method without arguments: three of these run for every batch, and each call is felt."""
-    owner, find = (original.owner, original.find) if isinstance(original, Inherited) else (None, None)
-
-    def method(self: Any) -> Any:
-        __tracebackhide__ = True
-        record = self.__dict__.get(RECORD)
-        own = find() if find is not None and type(self) is owner else original
-        if record is None or (needs is not None and not getattr(record, needs)):
-            return own(self)
-        call = Call()
-        call.original = own
-        try:
-            return ours(call, self, record)
-        except BaseException as error:
-            if call.passes(error):
-                raise
-            let_go(record, error)
-        return call.conclude(self)
-
-    return method
+def _refuse(call: Call, iterator: Any, record: Guarded, *args: Any, **kwargs: Any) -> Any:
+    raise Unknown(f"{call.original.__name__} is called with arguments that torch does not have")
 
 
 _methods: set[CodeType] = set()

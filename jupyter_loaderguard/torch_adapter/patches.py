@@ -62,10 +62,18 @@ class Patch:
 def patch(module: ModuleType) -> list[Patch]:
     """Replace what makes iterators and their batches; return what undoes it."""
     multi, single = getattr(module, MULTI[module.__name__]), getattr(module, SINGLE[module.__name__])
-    patches = [Patch(multi, name, make) for name, make in OF_MULTI.items()]
-    patches += [Patch(single, name, make) for name, make in OF_SINGLE.items()]
+    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [(multi, name, make) for name, make in OF_MULTI.items()]
+    wanted += [(single, name, make) for name, make in OF_SINGLE.items()]
     if module.__name__ == TORCH:
-        patches.append(Patch(module.DataLoader, "multiprocessing_context", lent_context))
+        wanted.append((module.DataLoader, "multiprocessing_context", lent_context))
+    patches: list[Patch] = []
+    try:
+        for owner, name, make in wanted:
+            patches.append(Patch(owner, name, make))
+    except BaseException:
+        for one in reversed(patches):
+            one.undo()
+        raise
     return patches
 
 

@@ -165,9 +165,8 @@ def _reset(call: Call, iterator: Any, record: Record, *args: Any, **kwargs: Any)
     """Measure how a persistent loader begins its next epoch: it waits for an answer of every worker."""
     __tracebackhide__ = True
     if record.is_in_making:
-        forget_pids(
-            iterator
-        )  # a worker may die of its first sample while torch hands out more: see NOTE [ Dead workers ]
+        if registry.may_mend(record):  # else a worker that dies of its first sample is torch's to tell
+            forget_pids(iterator)
         call(iterator, *args, **kwargs)
         return
     record.begin_epoch()

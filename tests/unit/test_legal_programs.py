@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
 from multiprocessing.queues import JoinableQueue
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
 import jupyter_loaderguard as lg
 from jupyter_loaderguard.errors import LoaderGuardWarning
@@ -115,6 +122,51 @@ def patches_of_a_base_class_that_come_later() -> Any:
         for name, method in own.items():
             setattr(_BaseDataLoaderIter, name, method)
     return sorted(calls)
+
+
+@contextmanager
+def _patched(owner: type, name: str, value: Any) -> Iterator[None]:
+    """Put something in the place of a method, as a library does."""
+    own = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def a_base_class_whose_method_is_no_function() -> Any:
+    it = iter(DataLoader(Quick(4)))
+    taken: list[Any] = []
+    for kind in (mock.Mock(return_value="a"), staticmethod(lambda: "b"), functools.partial(lambda: "c")):
+        with _patched(_BaseDataLoaderIter, "__next__", kind):
+            taken.append(next(it))
+    with _patched(_BaseDataLoaderIter, "_next_index", asked := mock.Mock(return_value=[2])):
+        taken.append(int(next(it)[0, 0]))
+    return taken, asked.call_args_list == [()]
+
+
+def a_base_class_whose_method_has_got_an_argument() -> Any:
+    def next_index(self: Any, times: int = 1) -> Any:
+        return [next(self._sampler_iter) for _ in range(times)][-1]
+
+    with _patched(_BaseDataLoaderIter, "_next_index", next_index):
+        it = iter(DataLoader(Quick(8)))
+        return it._next_index(times=3), int(next(it)[0, 0])
+
+
+class Skips(_BaseDataLoaderIter):
+    def _next_index(self, times: int = 1) -> Any:
+        return [super(Skips, self)._next_index() for _ in range(times)][-1]
+
+
+class Skipping(_SingleProcessDataLoaderIter, Skips):
+    """Has a method of a class that comes after torch's."""
+
+
+def a_class_behind_torchs_whose_method_has_an_argument() -> Any:
+    it = Skipping(DataLoader(Quick(8)))
+    return it._next_index(times=3), int(next(it)[0, 0])
 
 
 class Tidy(_MultiProcessingDataLoaderIter):
@@ -222,6 +274,9 @@ PROGRAMS = [
     a_context_that_depends_on_that_of_the_base_class,
     a_process_class_with_arguments_of_its_own,
     patches_of_a_base_class_that_come_later,
+    a_base_class_whose_method_is_no_function,
+    a_base_class_whose_method_has_got_an_argument,
+    a_class_behind_torchs_whose_method_has_an_argument,
     a_clean_up_of_its_own,
     an_error_with_much_in_it,
     keys_whose_text_takes_long,
@@ -229,12 +284,33 @@ PROGRAMS = [
 ]
 
 
+UNGUARDED = (a_base_class_whose_method_has_got_an_argument, a_class_behind_torchs_whose_method_has_an_argument)
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_it_is_as_without_the_guard(program: Callable[[], Any]) -> None:
     plain = program()
     plain = list(plain) if isinstance(plain, list) else plain
-    with lg.guard():
+    with lg.guard(), pytest.warns(LoaderGuardWarning, match="arguments") if program in UNGUARDED else nullcontext():
         assert program() == plain
+
+
+def test_a_method_that_a_library_has_wrapped_takes_what_the_wrapper_takes() -> None:
+    torchs = _MultiProcessingDataLoaderIter._shutdown_workers
+    asked: list[bool] = []
+
+    @functools.wraps(torchs)  # it looks as if it took nothing
+    def shut_down(self: Any, force: bool = False) -> None:
+        asked.append(force)
+        torchs(self)
+
+    with _patched(_MultiProcessingDataLoaderIter, "_shutdown_workers", shut_down):
+        with pytest.warns(LoaderGuardWarning, match="is not guarded"), lg.guard():
+            it = iter(DataLoader(Quick(8), num_workers=1))
+            next(it)
+            it._shutdown_workers(force=True)
+        del it
+    assert asked[0] is True
 
 
 class RunsItself(SpawnProcess):

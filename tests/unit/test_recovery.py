@@ -154,6 +154,12 @@ def test_c2_a_worker_dies_while_the_first_batches_are_handed_out(tmp_path: Path)
     assert run.report.retries == 1
 
 
+def test_c2_without_retry_a_worker_that_dies_while_the_first_batches_are_handed_out_is_told_of_at_once() -> None:
+    sampler = _AfterADeath(SequentialSampler(range(40)), 4, drop_last=False)
+    with lg.guard(), pytest.raises(RuntimeError, match="killed by signal"):
+        iter(DataLoader(Frail(40, kills=(0,)), batch_sampler=sampler, num_workers=2))
+
+
 def test_c2_an_exit_is_a_death_too(tmp_path: Path) -> None:
     with lg.guard(retry=1) as run:
         assert _take(DataLoader(Exits(40, kills=(22,), once=str(tmp_path)), batch_size=4, num_workers=2)) == _plain(
