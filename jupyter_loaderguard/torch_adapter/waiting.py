@@ -43,6 +43,7 @@ def _next(call: Call, iterator: Any, record: Record) -> Any:
 def _account_for(record: Record, waited: float, since: float, batch: Any) -> None:
     """Tell the guarded runs of a batch; the time that this takes is waiting too."""
     now = perf_counter()
+    record.wait_seconds = waited + now - since
     for account in record.accounts:
         account.note(record, since, now, batch)
     record.wait_seconds = waited + perf_counter() - since
