@@ -83,9 +83,9 @@ def adopt(module: ModuleType) -> None:
         return
     multi, loader_type = getattr(module, MULTI[module.__name__]), module.DataLoader
     things = gc.get_objects()
-    loaders = [thing for thing in things if loader_type in type(thing).__mro__]
     iterators = [thing for thing in things if multi in type(thing).__mro__]
     live = [one for one in iterators if not getattr(one, "_shutdown", True) and one._workers]
+    loaders = [thing for thing in things if loader_type in type(thing).__mro__] if live else []
     for iterator in sorted(live, key=lambda one: start_time(one._workers[0].pid)):
         mine = [loader for loader in loaders if _is_of(loader, iterator)]
         record = registry.add(iterator, mine[0] if mine else None, control, is_adopted=True)

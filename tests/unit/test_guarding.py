@@ -53,6 +53,7 @@ def interrupted_at(number: int) -> bool:
     return False
 
 
+@pytest.mark.timeout(600)  # if some child of this process lives, each beginning looks at all objects for iterators
 def test_an_interrupt_at_any_line_of_a_guards_begin_and_end_leaves_it_off() -> None:
     number = 1
     while interrupted_at(number):
