@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,8 @@ import jupyter_loaderguard as lg
 from jupyter_loaderguard import guarding, interrupts
 from jupyter_loaderguard.registry import registry
 from tests.programs.datasets import Quick, Stuck
+
+ROOT = Path(__file__).parents[2]
 
 
 def interrupted_at(number: int) -> bool:
@@ -53,8 +56,8 @@ def interrupted_at(number: int) -> bool:
     return False
 
 
-@pytest.mark.timeout(600)  # if some child of this process lives, each beginning looks at all objects for iterators
-def test_an_interrupt_at_any_line_of_a_guards_begin_and_end_leaves_it_off() -> None:
+def interrupt_at_every_line() -> None:
+    """Interrupt a guard at each of its lines, and see that it is off after it."""
     number = 1
     while interrupted_at(number):
         assert not lg.snapshot().guarding, f"line {number}"
@@ -64,6 +67,13 @@ def test_an_interrupt_at_any_line_of_a_guards_begin_and_end_leaves_it_off() -> N
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         number += 1
     assert number > 50
+
+
+def test_an_interrupt_at_any_line_of_a_guards_begin_and_end_leaves_it_off() -> None:
+    """In a process of its own: where a child is alive, each beginning looks at all objects for iterators."""
+    code = f"from {__name__} import interrupt_at_every_line as check; check(); print('done')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_a_guard_can_be_a_decorator_and_is_not_entered_twice() -> None:
